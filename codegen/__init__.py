@@ -1,0 +1,1 @@
+"""IR to kernels, cubins, launches and the Plan."""

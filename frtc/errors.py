@@ -1,0 +1,53 @@
+"""Errors a user can cause or meet: a dotted code, what, where, what was found, what to do.
+
+This file imports nothing, so every room of the house may use it. Exit codes are in docs/design.md, section 8.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FrtcError(Exception):
+    """A failure whose cause lies outside frtc. Printed without a traceback.
+
+    code   stable dotted name a program can match, e.g. "weights.missing"
+    what   one sentence: what is wrong, with names and numbers filled in
+    rows   (label, text) pairs: where, what was found, nearest candidates
+    hint   what to do next
+    """
+
+    exit_code = 4  # input cannot be compiled or opened
+
+    def __init__(self, code: str, what: str, rows: Iterable[tuple[str, str]] = (), hint: str = "") -> None:
+        super().__init__(what)
+        self.code, self.what, self.rows, self.hint = code, what, tuple(rows), hint
+
+    def __str__(self) -> str:
+        rows = [*self.rows, *([("hint", self.hint)] if self.hint else [])]
+        width = max((len(label) for label, _ in rows), default=0)
+        return "\n".join([f"error[{self.code}]: {self.what}", *(f"  {label:<{width}}  {text}" for label, text in rows)])
+
+
+class UsageError(FrtcError):
+    """An option's value or an impossible combination."""
+
+    exit_code = 2
+
+
+class CheckFailed(FrtcError):
+    """It ran, but a check failed: verify, self-test, baseline, budget."""
+
+    exit_code = 3
+
+
+class EnvironmentFault(FrtcError):
+    """No GPU, driver too old, Plan built for another GPU, Python too old to compile."""
+
+    exit_code = 5
+
+
+def nearest(name: str, candidates: Iterable[str], n: int = 3) -> str:
+    """The candidates most like `name`, comma separated; empty if none is near."""
+    return ", ".join(difflib.get_close_matches(name, list(candidates), n=n, cutoff=0.5))

@@ -1,0 +1,103 @@
+"""What a kernel says of itself: which op it serves, what it needs, its tile candidates, and the launches it becomes.
+
+Codegen walks these records; a kernel never sees the IR, only a Site: the op's name, attributes, and operands as
+(dtype, shape, strides). Adding a kernel is one template, one record, one test (docs/adding-a-kernel.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as a kernel sees it: a strided view of a buffer. Strides are in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        size = DTYPES[self.dtype].itemsize
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @staticmethod
+    def packed(dtype: str, *shape: int) -> Operand:
+        """A row-major operand without gaps."""
+        strides, step = [], 1
+        for extent in reversed(shape):
+            strides.append(step)
+            step *= extent
+        return Operand(dtype, tuple(shape), tuple(reversed(strides)))
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One op instance that asks for a kernel. Absent optional operands are None, in the order of the op's row."""
+
+    op: str
+    operands: tuple[Operand | None, ...]
+    results: tuple[Operand, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One kernel argument, in order.
+
+    kind     "operand" and "result": pointer to element 0 of operand or result `value` (a null pointer where absent);
+             "scratch": pointer `value` bytes into this op's scratch; "i32", "i64", "f32": the number `value`
+    """
+
+    kind: str
+    value: int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One launch of one device function.
+
+    source    the template file in kernels/ ("smxx_gemm.cuh"), or a jinja2 file ("smxx_pointwise.cu.j2") with `context`
+    entry     the C++ template-id to instantiate: "frtc::gemm<__nv_bfloat16, 128, 64, 32>"
+    smem      dynamic shared memory in bytes
+    """
+
+    source: str
+    entry: str
+    grid: tuple[int, int, int]
+    block: int
+    smem: int
+    params: tuple[Param, ...]
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+
+Config = Mapping[str, Any]  # one candidate: template arguments by name
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A row of the kernel table.
+
+    refuse    why this kernel cannot serve the site on the target, or "" if it can
+    configs   candidates, in order of preference before costs; each exclusion has its reason in a comment
+    cost      estimated microseconds
+    stages    the launches; the last one completes the op
+    scratch   bytes of workspace that live from the first stage to the last
+    """
+
+    name: str
+    op: str
+    family: str
+    refuse: Callable[[Site, Target], str]
+    configs: Callable[[Site, Target], list[Config]]
+    cost: Callable[[Site, Config, Target], float]
+    stages: Callable[[Site, Config, Target], tuple[Stage, ...]]
+    scratch: Callable[[Site, Config], int] = lambda site, config: 0

@@ -1,0 +1,51 @@
+"""GPU targets: facts only. No choices, no code paths; nobody asks a target for its name to decide something."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+
+KiB, MiB, GB = 1024, 1024 * 1024, 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One GPU.
+
+    sm            compute capability as an integer (90); nvcc: the architecture that NVRTC compiles for ("sm_90a")
+    sms           streaming multiprocessors
+    smem_per_block, smem_per_sm, l2   bytes
+    dram          bytes per second, nominal
+    tflops        dense tensor-core rate by operand type, in 10^12 operations per second, fp32 accumulation
+    has           features a kernel may need: "cp.async", "tma", "wgmma", "tcgen05", "block_scaled_mma",
+                  "fp8" (storage and conversion), "fp8_mma" (mma.sync e4m3 is native, not emulated)
+    min_driver    oldest driver branch that loads our cubins
+    nvrtc_major   the NVRTC line that must produce the cubins
+    evidence      "run on hardware" or "compiles, not run": what we may claim
+    source        where the figures come from
+    """
+
+    name: str
+    title: str
+    sm: int
+    nvcc: str
+    sms: int
+    smem_per_block: int
+    smem_per_sm: int
+    l2: int
+    dram: float
+    tflops: dict[str, float] = field(hash=False)
+    has: frozenset[str]
+    min_driver: int
+    nvrtc_major: int
+    unified_memory: bool
+    evidence: str
+    source: str
+
+
+MODULES = ["thor", "rtx5090", "rtx4090", "orin", "a100", "hopper"]
+
+
+def load_targets() -> dict[str, Target]:
+    """All built-in targets by name, in the order of MODULES."""
+    return {name: importlib.import_module(f"frtc.kernels.targets.{name}").TARGET for name in MODULES}

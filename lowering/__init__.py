@@ -1,0 +1,1 @@
+"""The IR (types, ops, text form, verifier, interpreter) and the front ends that produce it."""

@@ -1,0 +1,1 @@
+"""Robot policies as plain PyTorch modules with strict weight maps."""
