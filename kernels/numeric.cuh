@@ -1,0 +1,148 @@
+// Element types and the fp32 arithmetic on them that every kernel shares.
+//
+// Storage types: float, __nv_bfloat16, __half, and for plain loads int, unsigned char, bool. Arithmetic is in fp32;
+// a result is rounded once, to nearest even, when it is stored.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace frtc {
+
+using bf16 = __nv_bfloat16;
+using f16 = __half;
+
+// ---- one element ----------------------------------------------------------------------------------------------------
+
+template <typename T>
+__device__ __forceinline__ float to_f32(T x) {
+    return static_cast<float>(x);
+}
+template <>
+__device__ __forceinline__ float to_f32<bf16>(bf16 x) {
+    return __bfloat162float(x);
+}
+template <>
+__device__ __forceinline__ float to_f32<f16>(f16 x) {
+    return __half2float(x);
+}
+
+template <typename T>
+__device__ __forceinline__ T from_f32(float x) {
+    return static_cast<T>(x);
+}
+template <>
+__device__ __forceinline__ bf16 from_f32<bf16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+template <>
+__device__ __forceinline__ f16 from_f32<f16>(float x) {
+    return __float2half_rn(x);
+}
+
+// `x` as it would read back from storage type T: for ops that round inside.
+template <typename T>
+__device__ __forceinline__ float round_to(float x) {
+    return to_f32(from_f32<T>(x));
+}
+
+// Two 16-bit elements in one register, the first in the low half: the order of mma fragments and of memory.
+template <typename T>
+__device__ __forceinline__ unsigned int pack2(float first, float second);
+template <>
+__device__ __forceinline__ unsigned int pack2<bf16>(float first, float second) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return *reinterpret_cast<const unsigned int*>(&pair);
+}
+template <>
+__device__ __forceinline__ unsigned int pack2<f16>(float first, float second) {
+    const __half2 pair = __floats2half2_rn(first, second);
+    return *reinterpret_cast<const unsigned int*>(&pair);
+}
+
+// ---- vectors --------------------------------------------------------------------------------------------------------
+
+// N neighbouring elements as one aligned object: one memory access for up to 16 bytes.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vec {
+    T at[N];
+};
+
+// Elements in a 16-byte access.
+template <typename T>
+constexpr int kVec = 16 / static_cast<int>(sizeof(T));
+
+// N elements from `p`, which is aligned to N elements, or to 16 bytes where N elements are more.
+template <int N, typename T>
+__device__ __forceinline__ void load_f32(float (&out)[N], const T* p) {
+    constexpr int STEP = N < kVec<T> ? N : kVec<T>;
+    static_assert(N % STEP == 0, "N is a power of two");
+#pragma unroll
+    for (int i = 0; i < N; i += STEP) {
+        const Vec<T, STEP> v = *reinterpret_cast<const Vec<T, STEP>*>(p + i);
+#pragma unroll
+        for (int j = 0; j < STEP; ++j) out[i + j] = to_f32(v.at[j]);
+    }
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store_f32(T* p, const float (&values)[N]) {
+    constexpr int STEP = N < kVec<T> ? N : kVec<T>;
+    static_assert(N % STEP == 0, "N is a power of two");
+#pragma unroll
+    for (int i = 0; i < N; i += STEP) {
+        Vec<T, STEP> v;
+#pragma unroll
+        for (int j = 0; j < STEP; ++j) v.at[j] = from_f32<T>(values[i + j]);
+        *reinterpret_cast<Vec<T, STEP>*>(p + i) = v;
+    }
+}
+
+// ---- activations ----------------------------------------------------------------------------------------------------
+
+enum class Act { none, gelu_tanh, gelu_erf, silu };
+
+// 1 / (1 + exp(-x)). exp overflows to infinity for x < -88, and the quotient is then 0, as it should be.
+__device__ __forceinline__ float sigmoid(float x) {
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
+__device__ __forceinline__ float silu(float x) {
+    return x * sigmoid(x);
+}
+
+// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), written as x sigmoid(2u): no cancellation for x < 0.
+__device__ __forceinline__ float gelu_tanh(float x) {
+    return x * sigmoid(1.5957691216057308f * x * (1.0f + 0.044715f * x * x));
+}
+
+__device__ __forceinline__ float gelu_erf(float x) {
+    return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+}
+
+template <Act ACT>
+__device__ __forceinline__ float activate(float x) {
+    if constexpr (ACT == Act::gelu_tanh) return gelu_tanh(x);
+    if constexpr (ACT == Act::gelu_erf) return gelu_erf(x);
+    if constexpr (ACT == Act::silu) return silu(x);
+    return x;
+}
+
+// ---- reductions -----------------------------------------------------------------------------------------------------
+
+// Over groups of WIDTH lanes (a power of two up to 32); every lane gets the result, in a fixed order of additions.
+template <int WIDTH = 32>
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int step = WIDTH / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+template <int WIDTH = 32>
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int step = WIDTH / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+}  // namespace frtc
