@@ -1,0 +1,220 @@
+"""Pi0.5: SigLIP So400m/14 -> Gemma 2B prefix -> 300M action expert, flow matching in `steps` Euler steps.
+
+Sources of every constant: the public openpi and lerobot implementations. The dtype policy is theirs when serving: layers
+in bfloat16, and in float32 the patch embedding with its positions, norm internals, softmax, the time path with the
+adaptive norms' modulation, the action projections and x_t.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from frtc.models.gemma import AdaRmsNorm, ExpertLayer, GemmaConfig, PrefixLayer, rope_tables
+from frtc.models.siglip import Siglip, SiglipConfig
+from frtc.models.stages import Repeat, Run, Schedule, Stage
+
+KV = list[tuple[Tensor, Tensor]]  # per layer: keys (rotated) and values, each [kv_heads, P, head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Pi05Config:
+    """Sizes follow from the checkpoint's tensors; views, prompt, horizon and steps from its side files or the user.
+
+    prompt     token budget L: prompts are padded to it, `n` says how many are valid
+    horizon    actions of one chunk H; action_width is the padded width of an action
+    origin     "openpi" or "lerobot-…": decides how the clock ticks and what pixels the vision stage takes
+    """
+
+    vision: SiglipConfig
+    prefix: GemmaConfig
+    expert: GemmaConfig
+    vocab: int
+    action_width: int
+    views: int
+    prompt: int
+    horizon: int
+    steps: int
+    origin: str
+    min_period: float = 4e-3
+    max_period: float = 4.0
+
+    @property
+    def image_tokens(self) -> int:
+        return self.views * self.vision.tokens
+
+    @property
+    def pixels(self) -> torch.dtype:
+        """uint8 0..255 (openpi resizes integers) or float32 already in [-1, 1] (lerobot resizes floats)."""
+        return torch.uint8 if self.origin == "openpi" else torch.float32
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """Time of each step, from 1 (noise) towards 0 (data), as float32 values; the two origins differ by one rounding."""
+        step = -1.0 / self.steps
+        if self.origin != "openpi":
+            return tuple(float(np.float32(1.0 + k * step)) for k in range(self.steps))
+        ticks = np.cumsum([1.0, *[step] * (self.steps - 1)], dtype=np.float32)
+        return tuple(float(t) for t in ticks)
+
+
+def tiny() -> Pi05Config:
+    """The same structure at sizes that a CPU runs at once. The vision width stays a multiple of the head dim 72."""
+    return Pi05Config(
+        vision=SiglipConfig(width=144, layers=2, mlp=272),
+        prefix=GemmaConfig(width=128, layers=3, heads=4, kv_heads=1, head_dim=32, mlp=256),
+        expert=GemmaConfig(width=64, layers=3, heads=4, kv_heads=1, head_dim=32, mlp=128),
+        vocab=1024,
+        action_width=32,
+        views=2,
+        prompt=48,
+        horizon=10,
+        steps=10,
+        origin="openpi",
+    )
+
+
+class Vision(nn.Module):
+    """Camera frames to image tokens of the prefix's width."""
+
+    def __init__(self, c: Pi05Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.tower = Siglip(c.vision, dtype)
+        self.projector = nn.Linear(c.vision.width, c.prefix.width, dtype=dtype)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[V, 224, 224, 3] u8, or f32 in [-1, 1] -> [V*T, W]"""
+        if images.dtype == torch.uint8:
+            images = images.to(torch.float32) / 255.0 * 2.0 - 1.0
+        return self.projector(self.tower(images)).flatten(0, 1)
+
+
+class Prefix(nn.Module):
+    """Image tokens and prompt through the language model; what remains are keys and values. Nothing else is read later."""
+
+    def __init__(self, c: Pi05Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.head_dim = c.prefix.head_dim
+        self.embed = nn.Embedding(c.vocab, c.prefix.width, dtype=dtype)
+        self.layers = nn.ModuleList(PrefixLayer(c.prefix, dtype) for _ in range(c.prefix.layers))
+
+    def forward(self, image_tokens: Tensor, tokens: Tensor, n: Tensor) -> KV:
+        """[P_img, W], tokens i32 [L], n i32 [] valid tokens -> keys and values of P = P_img + L positions"""
+        return self.from_embeddings(image_tokens, self.embed(tokens), n)
+
+    def from_embeddings(self, image_tokens: Tensor, prompt: Tensor, n: Tensor) -> KV:
+        """As forward, from rows of the embedding table [L, W] (not yet scaled)."""
+        x = torch.cat([image_tokens, prompt * math.sqrt(prompt.shape[1])])
+        positions = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
+        visible = positions < image_tokens.shape[0] + n
+        cos, sin = rope_tables(positions, self.head_dim)
+        kv = []
+        for layer in self.layers:
+            x, layer_kv = layer(x, cos, sin, visible[None, :])
+            kv.append(layer_kv)
+        return kv
+
+
+class Denoise(nn.Module):
+    """One Euler step: velocity of the noisy chunk at time t, given the prefix."""
+
+    def __init__(self, c: Pi05Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        width = c.expert.width
+        self.config, self.dtype = c, dtype
+        self.dt = -1.0 / c.steps
+        self.returns_velocity = True
+        self.time_in = nn.Linear(width, width)
+        self.time_out = nn.Linear(width, width)
+        self.action_in = nn.Linear(c.action_width, width)
+        self.layers = nn.ModuleList(ExpertLayer(c.expert, dtype) for _ in range(c.expert.layers))
+        self.norm = AdaRmsNorm(width)
+        self.action_out = nn.Linear(width, c.action_width)
+
+    def forward(self, x_t: Tensor, t: Tensor, n: Tensor, kv: KV) -> Tensor | tuple[Tensor, Tensor]:
+        """x_t f32 [H, A], t f32 [], n i32 [] -> x_t one step later (and the velocity, f32 [H, A])"""
+        v_t = self.velocity(x_t, t, n, kv)
+        x_next = x_t + self.dt * v_t
+        return (x_next, v_t) if self.returns_velocity else x_next
+
+    def velocity(self, x_t: Tensor, t: Tensor, n: Tensor, kv: KV) -> Tensor:
+        prefix, horizon = kv[0][0].shape[1], x_t.shape[0]
+        length = self.config.image_tokens + n  # valid prefix positions
+        positions = length + torch.arange(horizon, dtype=torch.int32, device=n.device)
+        cos, sin = rope_tables(positions, self.config.expert.head_dim)
+        key = torch.arange(prefix + horizon, dtype=torch.int32, device=n.device)
+        visible = (key < length) | (key >= prefix)  # padding lies between the valid prefix and the suffix
+        cond = self.condition(t)
+        x = self.action_in(x_t).to(self.dtype)
+        for layer, layer_kv in zip(self.layers, kv, strict=True):
+            x = layer(x, cond, cos, sin, layer_kv, visible[None, :])
+        y, _ = self.norm(x, cond)
+        v_t: Tensor = self.action_out(y.to(torch.float32))
+        return v_t
+
+    def condition(self, t: Tensor) -> Tensor:
+        """silu(out(silu(in(embedding of t)))): f32 [W]"""
+        return F.silu(self.time_out(F.silu(self.time_in(self.embed_time(t)))))
+
+    def embed_time(self, t: Tensor) -> Tensor:
+        """[sin(a), cos(a)], a = 2 pi t / period, periods in geometric progression; in float64, rounded to f32 [W]."""
+        half, c = self.config.expert.width // 2, self.config
+        fraction = torch.arange(half, dtype=torch.float64, device=t.device) / (half - 1)
+        period = c.min_period * (c.max_period / c.min_period) ** fraction
+        angle = t.to(torch.float64) * (2.0 * math.pi / period)
+        return torch.cat([torch.sin(angle), torch.cos(angle)]).to(torch.float32)
+
+
+class Pi05(nn.Module):
+    """The whole model: one module per stage."""
+
+    def __init__(self, c: Pi05Config, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.config = c
+        self.vision = Vision(c, dtype)
+        self.prefix = Prefix(c, dtype)
+        self.denoise = Denoise(c, dtype)
+
+    def sample(self, x_t: Tensor, n: Tensor, kv: KV) -> tuple[Tensor, list[Tensor]]:
+        """The Euler loop: noise f32 [H, A] -> actions, and the velocity of each step."""
+        velocities = []
+        for time in self.config.times:
+            x_t, v_t = self.denoise(x_t, torch.tensor(time), n, kv)
+            velocities.append(v_t)
+        return x_t, velocities
+
+
+def stages(c: Pi05Config, dtype: torch.dtype = torch.bfloat16, velocity: bool = False) -> dict[str, Stage]:
+    """vision, prefix and denoise on the meta device, ready for torch.export."""
+    with torch.device("meta"):
+        model = Pi05(c, dtype).eval()
+        image_tokens = torch.empty(c.image_tokens, c.prefix.width, dtype=dtype)
+        images = torch.empty(c.views, c.vision.image, c.vision.image, 3, dtype=c.pixels)
+        tokens = torch.empty(c.prompt, dtype=torch.int32)
+        n, t = torch.empty((), dtype=torch.int32), torch.empty(())
+        kv_shape = (c.prefix.kv_heads, c.image_tokens + c.prompt, c.prefix.head_dim)
+        kv = [(torch.empty(kv_shape, dtype=dtype), torch.empty(kv_shape, dtype=dtype)) for _ in range(c.prefix.layers)]
+        x_t = torch.empty(c.horizon, c.action_width)
+    model.denoise.returns_velocity = velocity
+    names = tuple(f"{kind}.{i}" for i in range(c.prefix.layers) for kind in ("k", "v"))
+    out = ("x_t", "v_t") if velocity else ("x_t",)
+    all_stages = (
+        Stage("vision", model.vision, "vision", (images,), ("images",), ("image_tokens",)),
+        Stage("prefix", model.prefix, "prefix", (image_tokens, tokens, n), ("image_tokens", "tokens", "n"), names),
+        Stage("denoise", model.denoise, "denoise", (x_t, t, n, kv), ("x_t", "t", "n", *names), out),
+    )
+    return {s.name: s for s in all_stages}
+
+
+def schedule(c: Pi05Config) -> Schedule:
+    """Vision and prefix once, then the Euler steps on the noise."""
+    return Schedule(
+        inputs=("images", "tokens", "n", "noise"),
+        steps=(Run("vision"), Run("prefix"), Repeat("denoise", c.steps, carry={"x_t": "noise"}, tables={"t": c.times})),
+        outputs={"actions": "x_t"},
+    )

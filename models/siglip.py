@@ -1,0 +1,78 @@
+"""SigLIP vision tower (So400m/14 in the Pi models): pixels to one token per 14 x 14 patch. No class token, no pooling head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+HEAD_DIM = 72  # of every SigLIP So400m; the file does not record head counts
+EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class SiglipConfig:
+    """Sizes of the tower. `image` and `patch` are edge lengths in pixels."""
+
+    width: int
+    layers: int
+    mlp: int
+    image: int = 224
+    patch: int = 14
+
+    @property
+    def heads(self) -> int:
+        return self.width // HEAD_DIM
+
+    @property
+    def tokens(self) -> int:  # per view
+        return (self.image // self.patch) ** 2
+
+
+class SiglipLayer(nn.Module):
+    """x = x + attn(norm1(x)); x = x + fc2(gelu_tanh(fc1(norm2(x)))). Full attention inside one view, biases everywhere."""
+
+    def __init__(self, c: SiglipConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.heads = c.heads
+        self.norm1 = nn.LayerNorm(c.width, EPS, dtype=dtype)
+        self.q = nn.Linear(c.width, c.width, dtype=dtype)
+        self.k = nn.Linear(c.width, c.width, dtype=dtype)
+        self.v = nn.Linear(c.width, c.width, dtype=dtype)
+        self.o = nn.Linear(c.width, c.width, dtype=dtype)
+        self.norm2 = nn.LayerNorm(c.width, EPS, dtype=dtype)
+        self.fc1 = nn.Linear(c.width, c.mlp, dtype=dtype)
+        self.fc2 = nn.Linear(c.mlp, c.width, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[V, T, W] -> [V, T, W]"""
+        views, tokens, width = x.shape
+        h = self.norm1(x)
+        q, k, v = (f(h).view(views, tokens, self.heads, HEAD_DIM).transpose(1, 2) for f in (self.q, self.k, self.v))
+        a = F.scaled_dot_product_attention(q, k, v)  # [V, heads, T, 72]
+        x = x + self.o(a.transpose(1, 2).reshape(views, tokens, width))
+        h = self.norm2(x)
+        return x + self.fc2(F.gelu(self.fc1(h), approximate="tanh"))
+
+
+class Siglip(nn.Module):
+    """Patch embedding and positions in float32, the layers in `dtype`, then the last LayerNorm."""
+
+    def __init__(self, c: SiglipConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.patch = nn.Conv2d(3, c.width, c.patch, stride=c.patch)
+        self.position = nn.Parameter(torch.zeros(c.tokens, c.width))
+        self.layers = nn.ModuleList(SiglipLayer(c, dtype) for _ in range(c.layers))
+        self.norm = nn.LayerNorm(c.width, EPS, dtype=dtype)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """pixels f32 [V, 224, 224, 3] in [-1, 1] -> [V, T, W]"""
+        x = self.patch(pixels.permute(0, 3, 1, 2)).flatten(2).transpose(1, 2) + self.position
+        x = x.to(self.dtype)
+        for layer in self.layers:
+            x = layer(x)
+        out: Tensor = self.norm(x)
+        return out
