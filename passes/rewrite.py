@@ -1,0 +1,115 @@
+"""The rewriter: lists of (pattern, function) applied to a graph until none fires.
+
+A function gets the pattern's variables by name (and `node`, the matched root, if it asks for it) and returns the
+replacement, or None to decline. A replacement must have the type of what it replaces.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from frtc.lowering.ir import Graph, Node, make, walk
+from frtc.lowering.pattern import Call, Maybe, Once, match
+from frtc.lowering.verify import Invalid
+
+FIRED: ContextVar[Counter[str] | None] = ContextVar("FIRED", default=None)  # set by whoever wants to count
+MAX_SWEEPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Rewrites under one name: what the log, the counter and `frtc explain` print."""
+
+    name: str
+    rules: Sequence[tuple[Any, Callable[..., Node | None]]]
+
+
+def rewrite(graph: Graph, *rule_lists: Rules, allow: Callable[[Node], bool] = lambda node: True) -> Graph:
+    """Apply the rules bottom-up, in order, until none fires. `allow` may veto a replacement."""
+    by_op = _index(rule_lists)
+    for _ in range(MAX_SWEEPS):
+        sweep = _Sweep(graph, by_op, allow)
+        graph = graph.replace(sweep.done)
+        if not sweep.fired:
+            return graph
+    raise Invalid(f"graph {graph.name}: rules {[r.name for r in rule_lists]} do not come to an end")
+
+
+def count(name: str) -> None:
+    """Record that the rule `name` fired once."""
+    counter = FIRED.get()
+    if counter is not None:
+        counter[name] += 1
+
+
+def _index(rule_lists: Sequence[Rules]) -> dict[str, list[tuple[str, Any, Callable[..., Node | None], set[str]]]]:
+    table: dict[str, list[tuple[str, Any, Callable[..., Node | None], set[str]]]] = {}
+    for rules in rule_lists:
+        for pattern, function in rules.rules:
+            wanted = set(inspect.signature(function).parameters)
+            for op in _roots(pattern):
+                table.setdefault(op, []).append((rules.name, pattern, function, wanted))
+    return table
+
+
+def _roots(pattern: Any) -> list[str]:
+    if isinstance(pattern, Call):
+        return [pattern.op]
+    if isinstance(pattern, Once):
+        return _roots(pattern.inner)
+    assert isinstance(pattern, Maybe), f"a rule's pattern must be an op, not {pattern}"
+    return _roots(pattern.inner) + _roots(pattern.skip)
+
+
+class _Sweep:
+    """One pass over the graph, operands first."""
+
+    def __init__(self, graph: Graph, by_op: dict[str, Any], allow: Callable[[Node], bool]) -> None:
+        self.by_op, self.allow, self.fired = by_op, allow, False
+        self.uses = graph.users()
+        self.done: dict[Node, Node] = {}
+        for node in graph.nodes:
+            args = tuple(None if a is None else self.done[a] for a in node.args)
+            new = node if args == node.args else make(node.op, args, dict(node.attrs), node.type, node.loc)
+            if new is not node:
+                self.uses[new] = max(self.uses.get(new, 0), self.uses.get(node, 1))
+            self.done[node] = self._settle(new)
+
+    def _settle(self, node: Node) -> Node:
+        """Apply rules at this node until none fires."""
+        while (new := self._step(node)) is not None:
+            self.fired = True
+            self.uses[new] = max(self.uses.get(new, 0), self.uses.get(node, 1))
+            node = new
+        return node
+
+    def _step(self, node: Node) -> Node | None:
+        for name, pattern, function, wanted in self.by_op.get(node.op, ()):
+            for bound in match(pattern, node, self.uses, {}):
+                offered = {**bound, "node": node}
+                new = function(**{k: offered[k] for k in wanted})
+                if new is None or new is node or not self.allow(new):
+                    continue
+                if new.type != node.type:
+                    raise Invalid(f"rule {name} changes {node.op} : {node.type} into {new.op} : {new.type}")
+                count(name)
+                return _located(new, node)
+        return None
+
+
+def _located(new: Node, old: Node) -> Node:
+    """New nodes take the location of the node they replace. Nodes are interned: a known node keeps its own."""
+    if old.loc:
+        known = set(walk(old.operands))
+        stack = [new]
+        while stack:
+            node = stack.pop()
+            if not node.loc and node not in known and node.op not in ("const", "weight", "tensor", "input", "state"):
+                node.loc = old.loc
+                stack.extend(node.operands)
+    return new
