@@ -15,7 +15,7 @@ import numpy as np
 
 from frtc.kernels.dtypes import DTYPES, is_float, round_to
 from frtc.kernels.reference import REFERENCES
-from frtc.lowering.ir import Graph, Module, Node, Repeat, Run, Step, Type
+from frtc.lowering.ir import Graph, Let, Module, Node, Repeat, Run, Step, Type
 from frtc.lowering.ops import OPS
 
 Array = np.ndarray[Any, Any]
@@ -50,6 +50,7 @@ def run_module(
         for s in graph.states:
             env.setdefault(s["name"], np.zeros(s.shape, DTYPES[s.dtype].numpy))
     _run_steps(module, module.schedule, env, weights, mode, variant)
+    env.update({k: env[name] for k, name in module.outputs})
     return env
 
 
@@ -65,6 +66,8 @@ def _run_steps(
             for k in range(step.count):
                 env[step.index] = np.array(k, np.int32)
                 _run_steps(module, step.body, env, weights, mode, variant)
+        elif isinstance(step, Let):
+            env[step.name] = env[step.source]
         else:
             while env[step.condition]:
                 _run_steps(module, step.body, env, weights, mode, variant)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from frtc.kernels.dtypes import DTYPES
@@ -258,7 +258,15 @@ class While:
     body: tuple[Step, ...]
 
 
-Step = Run | Repeat | While
+@dataclass(frozen=True, slots=True)
+class Let:
+    """`name` in the environment becomes what `source` is now: a loop-carried value before its first round."""
+
+    name: str
+    source: str
+
+
+Step = Run | Repeat | While | Let
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,12 +276,14 @@ class Module:
     graphs     all variants of all programs, in order
     weights    a graph without inputs: each output names a weight, its leaves are checkpoint tensors
     schedule   what one inference runs
+    outputs    (name outside, name in the environment) of each result of an inference
     """
 
     name: str
     graphs: tuple[Graph, ...]
     weights: Graph = field(default_factory=lambda: Graph("weights", (), ()))
     schedule: tuple[Step, ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
 
     def graph(self, name: str, variant: str = "") -> Graph:
         for g in self.graphs:
@@ -284,4 +294,29 @@ class Module:
 
     def map(self, change: Callable[[Graph], Graph]) -> Module:
         """The module with each program (not the weights) exchanged."""
-        return Module(self.name, tuple(change(g) for g in self.graphs), self.weights, self.schedule)
+        return replace(self, graphs=tuple(change(g) for g in self.graphs))
+
+    @property
+    def inputs(self) -> dict[str, Type]:
+        """What an inference needs from outside: names read before any step has written them."""
+        needed: dict[str, Type] = {}
+        _collect_inputs(self, self.schedule, set(), needed)
+        return needed
+
+
+def _collect_inputs(module: Module, steps: tuple[Step, ...], known: set[str], needed: dict[str, Type]) -> None:
+    for step in steps:
+        if isinstance(step, Run):
+            graphs = [g for g in module.graphs if g.name == step.program]
+            for node in (n for g in graphs for n in g.inputs):
+                if node["name"] not in known:
+                    needed.setdefault(node["name"], node.t)
+            known.update(k for g in graphs for k, _ in g.outputs)
+        elif isinstance(step, Let):
+            reader = next((n.t for g in module.graphs for n in g.inputs if n["name"] == step.name), None)
+            if step.source not in known and reader is not None:
+                needed.setdefault(step.source, reader)
+            known.add(step.name)
+        else:
+            known |= {step.index} if isinstance(step, Repeat) else set()
+            _collect_inputs(module, step.body, known, needed)

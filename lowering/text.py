@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from frtc.errors import FrtcError
 from frtc.lowering import ir
-from frtc.lowering.ir import AnyType, Attr, Graph, Module, Node, Repeat, Run, Scale, Step, Type, While
+from frtc.lowering.ir import AnyType, Attr, Graph, Let, Module, Node, Repeat, Run, Scale, Step, Type, While
 from frtc.lowering.op import TypeMismatch
 from frtc.lowering.ops import OPS
 
@@ -60,7 +60,9 @@ def show_module(module: Module) -> str:
         parts.append(show(module.weights))
     parts += [show(g) for g in module.graphs]
     if module.schedule:
-        parts.append("schedule {\n" + "".join(_steps(module.schedule, "  ")) + "}\n")
+        results = ", ".join(f"{k}={name}" for k, name in module.outputs)
+        ending = f"  return {results}\n" if results else ""
+        parts.append("schedule {\n" + "".join(_steps(module.schedule, "  ")) + ending + "}\n")
     return "\n".join(parts)
 
 
@@ -117,6 +119,8 @@ def _steps(steps: Iterable[Step], indent: str) -> list[str]:
     for step in steps:
         if isinstance(step, Run):
             lines.append(f"{indent}run {step.program}\n")
+        elif isinstance(step, Let):
+            lines.append(f"{indent}let {step.name} = {step.source}\n")
         else:
             head = f"repeat {step.count} {step.index}" if isinstance(step, Repeat) else f"while {step.condition}"
             lines += [f"{indent}{head} {{\n", *_steps(step.body, indent + "  "), f"{indent}}}\n"]
@@ -327,34 +331,46 @@ class _Parser:
     def module(self) -> Module:
         self.next_line()
         self.take("module")
-        name, graphs, weights, schedule = self.take(), [], Graph("weights", (), ()), ()
+        name, graphs, weights = self.take(), [], Graph("weights", (), ())
+        schedule: tuple[Step, ...] = ()
+        outputs: list[tuple[str, str]] = []
         while self.next_line():
             if self.peek() == "schedule":
                 self.take()
                 self.take("{")
-                schedule = self._schedule()
+                schedule = self._schedule(outputs)
             else:
                 g = self.graph()
                 if g.name == "weights":
                     weights = g
                 else:
                     graphs.append(g)
-        return Module(name, tuple(graphs), weights, schedule)
+        return Module(name, tuple(graphs), weights, schedule, tuple(outputs))
 
-    def _schedule(self) -> tuple[Step, ...]:
+    def _schedule(self, outputs: list[tuple[str, str]]) -> tuple[Step, ...]:
         steps: list[Step] = []
         while self.next_line() and not self.accept("}"):
             word = self.take()
             if word == "run":
                 steps.append(Run(self.take()))
+            elif word == "let":
+                name = self.take()
+                self.take("=")
+                steps.append(Let(name, self.take()))
+            elif word == "return":
+                while self.tokens:
+                    name = self.take()
+                    self.take("=")
+                    outputs.append((name, self.take()))
+                    self.accept(",")
             elif word == "repeat":
                 count, index = int(self.take()), self.take()
                 self.take("{")
-                steps.append(Repeat(count, index, self._schedule()))
+                steps.append(Repeat(count, index, self._schedule(outputs)))
             elif word == "while":
                 condition = self.take()
                 self.take("{")
-                steps.append(While(condition, self._schedule()))
+                steps.append(While(condition, self._schedule(outputs)))
             else:
                 raise self.fail(f"there is no step {word}")
         return tuple(steps)

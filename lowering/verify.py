@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from frtc.lowering.ir import Graph, Module, Node, Repeat, Run, Step, Type, While, walk
+from frtc.lowering.ir import Graph, Let, Module, Node, Repeat, Run, Step, Type, While, walk
 from frtc.lowering.op import TypeMismatch
 from frtc.lowering.ops import OPS
 
@@ -115,6 +115,9 @@ def _verify_schedule(module: Module, steps: tuple[Step, ...], known: dict[str, T
                         raise Invalid(f"graph {graph.name}: input {node['name']} is {node.t}, its producer gives {have}")
             if len(graphs) == 1:
                 known.update({k: n.t for k, n in graphs[0].outputs})
+        elif isinstance(step, Let):
+            if step.source in known:
+                known[step.name] = known[step.source]
         elif isinstance(step, Repeat):
             known[step.index] = Type("i32", ())
             _verify_schedule(module, step.body, known)
