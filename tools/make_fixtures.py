@@ -1,0 +1,217 @@
+"""Write tests/fixtures: what lerobot 0.6.1 itself computes from raw observations with a small Pi0.5 of its own making.
+
+    .venv-oracle/bin/python tools/make_fixtures.py -o tests/fixtures --gemma-tokenizer .cache/gemma-tokenizer/tokenizer.json
+
+Runs only in the environment of tools/oracle-requirements.txt. Same versions and seed give the same checkpoint bytes and the same results to
+1e-6. What each tensor means: tests/fixtures/README.md.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before lerobot is imported: nothing may come from a hub
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import oracle_policy as policy_of
+import oracle_prompts
+import oracle_tokenizer
+import torch
+from lerobot.policies.utils import prepare_observation_for_inference
+from safetensors.numpy import save_file
+
+Arrays = dict[str, np.ndarray]
+TOP, WRIST = policy_of.CAMERAS
+DISTRIBUTIONS = ("lerobot", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One raw observation; `state` is given in normalised units, so that its bins are known."""
+
+    name: str
+    task: str
+    state: tuple[float, ...]
+    cameras: tuple[str, ...] = (TOP, WRIST)
+
+
+CASES = (
+    Case("pick", "pick up the red cup", (-0.76, -0.51, -0.26, 0.003, 0.1, 0.3, 0.6, 0.9)),
+    Case("edge", "  put_the blue_block\ninto the  bowl! ", (-1.6, -1.0, -0.999, 0.999, 1.0, 1.7, 0.004, -0.004)),
+    Case("wrist_only", "fold the towel", (0.51, -0.2, 0.7, -0.9, 0.26, 0.003, -0.4, 0.15), cameras=(WRIST,)),
+)
+
+
+def picture(name: str, height: int, width: int) -> np.ndarray:
+    """uint8 [height, width, 3]: slow waves, hard edges and noise, so that each resize rule gives other pixels."""
+    y, x = np.mgrid[0:height, 0:width]
+    waves = np.stack([np.sin(x / 9.0 + c) + np.cos(y / (6.0 + c)) for c in range(3)], axis=-1)
+    edges = ((x // 7 + y // 11) % 2)[..., None] * np.array([0.9, -0.6, 0.4])
+    noise = 0.3 * policy_of.normal(f"picture.{name}", (height, width, 3))
+    return np.clip(np.rint(127.5 + 45 * (waves + edges + noise)), 0, 255).astype(np.uint8)
+
+
+def observe(case: Case) -> Arrays:
+    """The raw observation as the robot sends it: pictures, state in robot units, and the noise to start from."""
+    stats = policy_of.statistics()["observation.state"]
+    low, high = stats["q01"].numpy(), stats["q99"].numpy()
+    state = (np.asarray(case.state, np.float32) + 1) / 2 * (high - low) + low
+    pictures = {name: picture(f"{case.name}.{name}", *policy_of.CAMERAS[name]) for name in case.cameras}
+    noise = policy_of.normal(f"{case.name}.noise", (10, 32))
+    return {**pictures, "observation.state": state.astype(np.float32), "noise": noise}
+
+
+class Recorder:
+    """Keeps what passes through the policy's own methods while it samples actions."""
+
+    def __init__(self, policy: torch.nn.Module) -> None:
+        self.steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # x_t, time, velocity
+        self.prefix = self.cache = self.pixels = self.batch = None
+        self.policy, self.model = policy, policy.model
+        self.embed_prefix, self.denoise_step = self.model.embed_prefix, self.model.denoise_step
+        self.model.embed_prefix, self.model.denoise_step = self.on_prefix, self.on_step
+
+    def on_prefix(self, images, *rest):
+        self.pixels, self.prefix = images, self.embed_prefix(images, *rest)
+        return self.prefix
+
+    def on_step(self, prefix_pad_masks, past_key_values, x_t, timestep):
+        self.cache = past_key_values
+        velocity = self.denoise_step(prefix_pad_masks, past_key_values, x_t, timestep)
+        self.steps.append((x_t, timestep, velocity))
+        return velocity
+
+    def results(self) -> Arrays:
+        x, time, velocity = (torch.cat(column).float().numpy() for column in zip(*self.steps, strict=True))
+        return {"x": x, "time": time, "velocity": velocity}
+
+    def stages(self) -> Arrays:
+        """Embedded prefix and each layer's rotated keys and values, padding cut off; the pixels that enter the vision tower."""
+        embedded, valid, _ = self.prefix
+        keys, values = (
+            torch.stack([getattr(layer, name)[0, 0] for layer in self.cache.layers]) for name in ("keys", "values")
+        )
+        found = {"prefix": embedded[0, valid[0]], "keys": keys[:, valid[0]], "values": values[:, valid[0]]}
+        found["pixels"] = torch.cat(self.pixels)[:, :, ::8]
+        return {name: tensor.float().numpy() for name, tensor in found.items()}
+
+
+def prepare(pipeline, case: Case, raw: Arrays) -> dict[str, object]:
+    observation = {name: array.copy() for name, array in raw.items() if name != "noise"}
+    return pipeline(prepare_observation_for_inference(observation, torch.device("cpu"), task=case.task))
+
+
+def sample(recorder: Recorder, batch: dict[str, object], noise: np.ndarray) -> torch.Tensor:
+    """Actions [1, horizon, action dim] in normalised units, by the policy's own entry point."""
+    return recorder.policy.predict_action_chunk(batch, noise=torch.from_numpy(noise)[None])
+
+
+def replay(recorder: Recorder, steps: Sequence[tuple[torch.Tensor, ...]], batch: dict[str, object]) -> np.ndarray:
+    """Velocities of another policy [steps, horizon, dim] at the x_t of the reference, so that errors do not add up over steps."""
+    sample(recorder, batch, steps[0][0][0].numpy())
+    mask = recorder.prefix[1]
+    with torch.no_grad():
+        again = [recorder.denoise_step(mask, recorder.cache, x, time) for x, time, _ in steps]
+    return torch.cat(again).float().numpy()
+
+
+def run_case(case: Case, folder: Path, serving: torch.nn.Module) -> tuple[Arrays, Arrays, dict[str, object]]:
+    """Raw arrays, expected arrays, facts for the JSON."""
+    recorder, raw = Recorder(policy_of.load_policy(folder)), observe(case)
+    before, after = policy_of.load_pipelines(folder)
+    batch = prepare(before, case, raw)
+    normalised = sample(recorder, batch, raw["noise"])
+    expected = recorder.results() | {
+        "actions_normalised": normalised[0].numpy(),
+        "actions": after(normalised)[0].numpy(),
+    }
+    relative_before, relative_after = policy_of.load_pipelines(folder.parent / "relative")
+    prepare(relative_before, case, raw)  # keeps the state that the actions are relative to
+    expected["actions_relative"] = relative_after(normalised)[0].numpy()
+    mask = batch["observation.language.attention_mask"][0]
+    expected["tokens"] = batch["observation.language.tokens"][0, mask].to(torch.int32).numpy()
+    expected["velocity_bf16"] = replay(Recorder(serving), recorder.steps, batch)
+    if case.name == "pick":
+        expected |= recorder.stages()
+    errors = relative_error(expected["velocity_bf16"], expected["velocity"])
+    facts = {"task": case.task, "prompt": batch["task"][0], "cameras": list(case.cameras), "bf16_error": errors}
+    return raw, expected, facts
+
+
+def relative_error(found: np.ndarray, wanted: np.ndarray) -> list[float]:
+    """||v - v*|| / ||v*|| of every step."""
+    axes = tuple(range(1, wanted.ndim))
+    ratio = np.sqrt(((found - wanted) ** 2).sum(axes) / (wanted**2).sum(axes))
+    return [float(f"{value:.3e}") for value in ratio]
+
+
+def run_empty_camera(folder: Path) -> Arrays:
+    """The first case once more by a configuration with one camera that never sends anything."""
+    case = CASES[0]
+    recorder, raw = Recorder(policy_of.load_policy(folder, empty_cameras=1)), observe(case)
+    sample(recorder, prepare(policy_of.load_pipelines(folder)[0], case, raw), raw["noise"])
+    return {"velocity": recorder.results()["velocity"]}
+
+
+def contiguous(arrays: Arrays) -> Arrays:
+    """safetensors.numpy writes strided views in the wrong order without an error."""
+    return {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
+
+
+def make(out: Path) -> None:
+    """Checkpoint, side configurations, observations, results."""
+    checkpoint = out / "checkpoint"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    pieces = oracle_tokenizer.save(checkpoint / "tokenizer.json")
+    observations, expected, facts = {}, {}, {}
+    with policy_of.small_sizes(pieces), policy_of.local_tokenizer(checkpoint / "tokenizer.json"):
+        policy_of.save_policy(checkpoint, pieces)
+        policy_of.save_side(out / "relative", use_relative_actions=True, action_feature_names=policy_of.ACTION_NAMES)
+        policy_of.save_side(out / "empty_camera", empty_cameras=1)
+        serving = policy_of.load_policy(checkpoint, dtype="bfloat16")
+        for case in CASES:
+            raw, results, facts[case.name] = run_case(case, checkpoint, serving)
+            observations |= {f"{case.name}.{name}": array for name, array in raw.items()}
+            expected |= {f"{case.name}.{name}": array for name, array in results.items()}
+        expected |= {f"empty_camera.{name}": array for name, array in run_empty_camera(checkpoint).items()}
+    save_file(contiguous(observations), out / "observations.safetensors")
+    save_file(contiguous(expected), out / "expected.safetensors")
+    report = {"seed": policy_of.SEED, "versions": {name: version(name) for name in DISTRIBUTIONS}, "cases": facts}
+    write_json(out / "fixture.json", report, rows="cases")
+
+
+def write_json(path: Path, value: dict[str, object], rows: str) -> None:
+    """One line for each entry of `rows`, the one list or dict that grows; the rest on one line each."""
+    lines = [
+        f" {json.dumps(key)}: {json.dumps(entry, ensure_ascii=False)}" for key, entry in value.items() if key != rows
+    ]
+    several = value[rows]
+    entries = several.items() if isinstance(several, dict) else ((None, row) for row in several)
+    texts = [(f"{json.dumps(key)}: " if key else "") + json.dumps(row, ensure_ascii=False) for key, row in entries]
+    opening, closing = "{}" if isinstance(several, dict) else "[]"
+    lines.append(f" {json.dumps(rows)}: {opening}\n  " + ",\n  ".join(texts) + f"\n {closing}")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--out", type=Path, required=True, help="folder that receives the fixtures")
+    parser.add_argument(
+        "--gemma-tokenizer", type=Path, help="the whole Gemma tokenizer.json; writes gemma_prompts.json too"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # sums in one order
+    make(options.out / "pi05_lerobot")
+    if options.gemma_tokenizer:
+        write_json(options.out / "gemma_prompts.json", oracle_prompts.encode(options.gemma_tokenizer), rows="prompts")
+
+
+if __name__ == "__main__":
+    main()
