@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from frtc.models.weights import Names, Shapes, depth
+
 EPS = 1e-6
 ROPE_THETA = 10_000.0
 
@@ -25,6 +27,35 @@ class GemmaConfig:
     kv_heads: int
     head_dim: int
     mlp: int
+
+    @staticmethod
+    def of(shapes: Shapes, file: str) -> GemmaConfig:
+        """Sizes from the shapes of a file's tensors under prefix `file`. These stacks have one KV head."""
+        head_dim, width = shapes.ranked(f"{file}.layers.0.self_attn.k_proj.weight", 2)
+        return GemmaConfig(
+            width=width,
+            layers=depth(shapes, f"{file}.layers.#.self_attn.k_proj.weight"),
+            heads=shapes.ranked(f"{file}.layers.0.self_attn.q_proj.weight", 2)[0] // head_dim,
+            kv_heads=1,
+            head_dim=head_dim,
+            mlp=shapes.ranked(f"{file}.layers.0.mlp.gate_proj.weight", 2)[0],
+        )
+
+
+def gemma_names(file: str, module: str, norm: str) -> Names:
+    """Weight names of a stack: Hugging Face's Gemma under `file`, ours under `module`.
+
+    norm: what follows a norm's name: "weight", or "dense.*" where the norm is adaptive.
+    """
+    there, here = f"{file}.layers.#", f"{module}.layers.#"
+    linears = [("self_attn", "attn", name) for name in "qkvo"] + [
+        ("mlp", "mlp", name) for name in ("gate", "up", "down")
+    ]
+    return (
+        (f"{there}.input_layernorm.{norm}", f"{here}.norm1.{norm}"),
+        (f"{there}.post_attention_layernorm.{norm}", f"{here}.norm2.{norm}"),
+        *((f"{there}.{a}.{name}_proj.weight", f"{here}.{b}.{name}.weight") for a, b, name in linears),
+    )
 
 
 def rope_tables(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -142,4 +173,5 @@ class ExpertLayer(nn.Module):
         k, v = torch.cat([kv[0], k], dim=1), torch.cat([kv[1], v], dim=1)
         x = x + gate * self.attn(q, k, v, visible)
         h, gate = self.norm2(x, cond)
-        return x + gate * self.mlp(h)
+        out: Tensor = x + gate * self.mlp(h)
+        return out

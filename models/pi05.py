@@ -1,23 +1,66 @@
 """Pi0.5: SigLIP So400m/14 -> Gemma 2B prefix -> 300M action expert, flow matching in `steps` Euler steps.
 
-Sources of every constant: the public openpi and lerobot implementations. The dtype policy is theirs when serving: layers
-in bfloat16, and in float32 the patch embedding with its positions, norm internals, softmax, the time path with the
-adaptive norms' modulation, the action projections and x_t.
+Sources of every constant: the public openpi and lerobot implementations. The dtype policy is theirs when serving:
+layers in bfloat16, and in float32 the patch embedding with its positions, norm internals, softmax, the time path with
+the adaptive norms' modulation, the action projections and x_t.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from frtc.models.gemma import AdaRmsNorm, ExpertLayer, GemmaConfig, PrefixLayer, rope_tables
-from frtc.models.siglip import Siglip, SiglipConfig
-from frtc.models.stages import Repeat, Run, Schedule, Stage
+from frtc.models.checkpoint import Checkpoint
+from frtc.models.evidence import Evidence, Fact
+from frtc.models.gemma import AdaRmsNorm, ExpertLayer, GemmaConfig, PrefixLayer, gemma_names, rope_tables
+from frtc.models.siglip import Siglip, SiglipConfig, siglip_names
+from frtc.models.stages import Model, Repeat, Run, Schedule, Stage
+from frtc.models.weights import Shapes, WeightMap, shapes_of
+
+VISION = "paligemma_with_expert.paligemma.model.vision_tower.vision_model"
+PREFIX = "paligemma_with_expert.paligemma.model.language_model"
+EXPERT = "paligemma_with_expert.gemma_expert.model"
+LM_HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
+
+WEIGHTS = WeightMap(
+    names=(
+        *siglip_names(VISION, "vision.tower"),
+        ("paligemma_with_expert.paligemma.model.multi_modal_projector.linear.*", "vision.projector.*"),
+        (f"{PREFIX}.embed_tokens.weight", "prefix.embed.weight"),
+        *gemma_names(PREFIX, "prefix", norm="weight"),
+        ("time_mlp_in.*", "denoise.time_in.*"),
+        ("time_mlp_out.*", "denoise.time_out.*"),
+        ("action_in_proj.*", "denoise.action_in.*"),
+        *gemma_names(EXPERT, "denoise", norm="dense.*"),
+        (f"{EXPERT}.norm.dense.*", "denoise.norm.dense.*"),
+        ("action_out_proj.*", "denoise.action_out.*"),
+    ),
+    prefixes=("model.",),  # lerobot writes it
+    renames=(  # spellings before September 2025, then Pi0's name of the time MLP, which lerobot accepts here too
+        ("paligemma_with_expert.paligemma.language_model.lm_head.", "paligemma_with_expert.paligemma.lm_head."),
+        ("paligemma_with_expert.paligemma.language_model.model.", f"{PREFIX}."),
+        ("paligemma_with_expert.paligemma.vision_tower.", "paligemma_with_expert.paligemma.model.vision_tower."),
+        (
+            "paligemma_with_expert.paligemma.multi_modal_projector.",
+            "paligemma_with_expert.paligemma.model.multi_modal_projector.",
+        ),
+        ("action_time_mlp_in.", "time_mlp_in."),
+        ("action_time_mlp_out.", "time_mlp_out."),
+    ),
+    tied={"prefix.embed.weight": LM_HEAD},
+    unused={
+        f"{PREFIX}.norm.weight": "only the keys and values of the prefix are read, its last hidden state is not",
+        f"{EXPERT[:-6]}.lm_head.weight": "the expert never emits text",
+    },
+    refused={"proprio_history_proj": "the memory variant (a history of states enters the prefix)"},
+)
 
 KV = list[tuple[Tensor, Tensor]]  # per layer: keys (rotated) and values, each [kv_heads, P, head_dim]
 
@@ -55,7 +98,7 @@ class Pi05Config:
 
     @property
     def times(self) -> tuple[float, ...]:
-        """Time of each step, from 1 (noise) towards 0 (data), as float32 values; the two origins differ by one rounding."""
+        """Time of each step as float32, from 1 (noise) towards 0 (data); the two origins differ in rounding."""
         step = -1.0 / self.steps
         if self.origin != "openpi":
             return tuple(float(np.float32(1.0 + k * step)) for k in range(self.steps))
@@ -79,6 +122,41 @@ def tiny() -> Pi05Config:
     )
 
 
+def claims(names: Collection[str]) -> bool:
+    """Adaptive norms in the expert; Pi0 has plain ones and a state projection."""
+    return any(n.startswith(f"{EXPERT}.") and n.endswith(".dense.weight") for n in map(WEIGHTS.canonical, names))
+
+
+def config(checkpoint: Checkpoint, choices: Mapping[str, Any]) -> tuple[Pi05Config, tuple[Fact, ...]]:
+    """Sizes from tensors, the rest from config.json or choices: origin, views, prompt, horizon, steps."""
+    shapes, known = Shapes(WEIGHTS, checkpoint), Evidence(checkpoint, choices)
+    prefix, expert = GemmaConfig.of(shapes, PREFIX), GemmaConfig.of(shapes, EXPERT)
+    layers = max(prefix.layers, expert.layers)  # where they differ, the weight map names what is missing
+    table = f"{PREFIX}.embed_tokens.weight"
+    origin = known.origin("pi05")
+    lerobot = origin != "openpi"
+    built = Pi05Config(
+        vision=SiglipConfig.of(shapes, VISION),
+        prefix=replace(prefix, layers=layers),
+        expert=replace(expert, layers=layers),
+        vocab=shapes.ranked(table if table in shapes else LM_HEAD, 2)[0],
+        action_width=shapes.ranked("action_in_proj.weight", 2)[1],
+        views=known.views(3),
+        prompt=known.count("prompt", "tokenizer_max_length", 200, assumed=False),
+        horizon=known.count("horizon", "chunk_size" if lerobot else "action_horizon", 50, assumed=True),
+        steps=known.count("steps", "num_inference_steps", 10, assumed=True),
+        origin=origin,
+        min_period=known.number("min_period", "min_period", 4e-3),
+        max_period=known.number("max_period", "max_period", 4.0),
+    )
+    edge = built.vision.image
+    known.agree("max_action_dim" if lerobot else "action_dim", built.action_width, "columns of action_in_proj")
+    known.agree("image_resolution", [edge, edge], "positions of the vision tower")
+    known.agree("n_obs_steps", 1, "Pi0.5 sees one observation")
+    known.agree("pi05", True, "time_mlp_in and adaptive norms")
+    return built, tuple(known.facts)
+
+
 class Vision(nn.Module):
     """Camera frames to image tokens of the prefix's width."""
 
@@ -91,11 +169,12 @@ class Vision(nn.Module):
         """[V, 224, 224, 3] u8, or f32 in [-1, 1] -> [V*T, W]"""
         if images.dtype == torch.uint8:
             images = images.to(torch.float32) / 255.0 * 2.0 - 1.0
-        return self.projector(self.tower(images)).flatten(0, 1)
+        tokens: Tensor = self.projector(self.tower(images))
+        return tokens.flatten(0, 1)
 
 
 class Prefix(nn.Module):
-    """Image tokens and prompt through the language model; what remains are keys and values. Nothing else is read later."""
+    """Image tokens and prompt through the language model. Only its keys and values are read later."""
 
     def __init__(self, c: Pi05Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -189,6 +268,12 @@ class Pi05(nn.Module):
         return x_t, velocities
 
 
+def weights(checkpoint: Checkpoint, c: Pi05Config) -> dict[str, str]:
+    """Parameter of Pi05 -> tensor of the checkpoint."""
+    with torch.device("meta"):
+        return WEIGHTS.resolve(checkpoint, shapes_of(Pi05(c)), "pi05")
+
+
 def stages(c: Pi05Config, dtype: torch.dtype = torch.bfloat16, velocity: bool = False) -> dict[str, Stage]:
     """vision, prefix and denoise on the meta device, ready for torch.export."""
     with torch.device("meta"):
@@ -218,3 +303,6 @@ def schedule(c: Pi05Config) -> Schedule:
         steps=(Run("vision"), Run("prefix"), Repeat("denoise", c.steps, carry={"x_t": "noise"}, tables={"t": c.times})),
         outputs={"actions": "x_t"},
     )
+
+
+MODEL = Model("pi05", "Pi0.5", claims, config, tiny, Pi05, stages, schedule, weights)

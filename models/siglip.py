@@ -1,12 +1,16 @@
-"""SigLIP vision tower (So400m/14 in the Pi models): pixels to one token per 14 x 14 patch. No class token, no pooling head."""
+"""SigLIP vision tower (So400m/14 in the Pi models): one token per 14 x 14 patch. No class token, no pooling head."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from frtc.errors import FrtcError
+from frtc.models.weights import Names, Shapes, depth
 
 HEAD_DIM = 72  # of every SigLIP So400m; the file does not record head counts
 EPS = 1e-6
@@ -30,9 +34,42 @@ class SiglipConfig:
     def tokens(self) -> int:  # per view
         return (self.image // self.patch) ** 2
 
+    @staticmethod
+    def of(shapes: Shapes, file: str) -> SiglipConfig:
+        """Sizes from the shapes of a file's tensors; `file` is the tower's prefix there."""
+        width, _, patch, _ = shapes.ranked(f"{file}.embeddings.patch_embedding.weight", 4)
+        if width % HEAD_DIM:
+            what = f"the vision width {width} is no multiple of the head dimension {HEAD_DIM}"
+            raise FrtcError("weights.shape", what, [("tensor", f"{file}.embeddings.patch_embedding.weight")])
+        return SiglipConfig(
+            width=width,
+            layers=depth(shapes, f"{file}.encoder.layers.#.mlp.fc1.weight"),
+            mlp=shapes.ranked(f"{file}.encoder.layers.0.mlp.fc1.weight", 2)[0],
+            image=math.isqrt(shapes.ranked(f"{file}.embeddings.position_embedding.weight", 2)[0]) * patch,
+            patch=patch,
+        )
+
+
+def siglip_names(file: str, module: str) -> Names:
+    """Weight names: Hugging Face's SiglipVisionTransformer under `file`, ours under `module`."""
+    there, here = f"{file}.encoder.layers.#", f"{module}.layers.#"
+    return (
+        (f"{file}.embeddings.patch_embedding.*", f"{module}.patch.*"),
+        (f"{file}.embeddings.position_embedding.weight", f"{module}.position"),
+        (f"{there}.layer_norm1.*", f"{here}.norm1.*"),
+        (f"{there}.self_attn.q_proj.*", f"{here}.q.*"),
+        (f"{there}.self_attn.k_proj.*", f"{here}.k.*"),
+        (f"{there}.self_attn.v_proj.*", f"{here}.v.*"),
+        (f"{there}.self_attn.out_proj.*", f"{here}.o.*"),
+        (f"{there}.layer_norm2.*", f"{here}.norm2.*"),
+        (f"{there}.mlp.fc1.*", f"{here}.fc1.*"),
+        (f"{there}.mlp.fc2.*", f"{here}.fc2.*"),
+        (f"{file}.post_layernorm.*", f"{module}.norm.*"),
+    )
+
 
 class SiglipLayer(nn.Module):
-    """x = x + attn(norm1(x)); x = x + fc2(gelu_tanh(fc1(norm2(x)))). Full attention inside one view, biases everywhere."""
+    """x = x + attn(norm1(x)); x = x + fc2(gelu_tanh(fc1(norm2(x)))). Views do not see each other; biases everywhere."""
 
     def __init__(self, c: SiglipConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -54,7 +91,8 @@ class SiglipLayer(nn.Module):
         a = F.scaled_dot_product_attention(q, k, v)  # [V, heads, T, 72]
         x = x + self.o(a.transpose(1, 2).reshape(views, tokens, width))
         h = self.norm2(x)
-        return x + self.fc2(F.gelu(self.fc1(h), approximate="tanh"))
+        out: Tensor = x + self.fc2(F.gelu(self.fc1(h), approximate="tanh"))
+        return out
 
 
 class Siglip(nn.Module):

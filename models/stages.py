@@ -1,7 +1,7 @@
 """What the compiler asks of a model: records that name its stages, how they compose, and what its files prove.
 
-A model is a set of *stages*, each an `nn.Module` that is traced on its own, and a *schedule* that says in which order they
-run. Stages talk through named values: a stage reads its inputs by name and writes its outputs by name.
+A model is a set of *stages*, each an `nn.Module` that is traced on its own, and a *schedule* that says in which order
+they run. Stages talk through named values: a stage reads its inputs by name and writes its outputs by name.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from frtc.models.checkpoint import Checkpoint
+    from frtc.models.evidence import Fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +73,11 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """One thing about a checkpoint and how we know it.
-
-    source     "tensors", "config.json: action_horizon", "option", or the published default that was taken
-    assumed    no file and no option says so: the value is the family's published default
-    """
-
-    name: str
-    value: Any
-    source: str
-    assumed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Model:
     """A row of the model table.
 
     claims     do these tensor names belong to this kind? Names decide, never paths
-    config     (checkpoint, choices) -> configuration and the facts behind it; choices are the user's options by field name
+    config     (checkpoint, choices) -> configuration and the facts behind it; choices: the user's options by field name
     tiny       a configuration with the same structure that a CPU runs in a second
     build      (config, dtype of the layers) -> the whole model; every stage's module is a part of it
     stages     (config, dtype, velocity) -> the stages on the meta device; with `velocity` the denoise stage also
