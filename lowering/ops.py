@@ -373,8 +373,8 @@ def view(x: Type, *, shape: tuple[int, ...], strides: tuple[int, ...], offset: i
 
 
 @op
-def embedding(table: Type, ids: Type, *, dtype: str | None = None) -> Type:
-    """Rows of table [V, D] by ids [...]: [..., D]."""
+def embedding(table: Type, ids: Type, *, scale: float = 1.0, dtype: str | None = None) -> Type:
+    """Rows of table [V, D] by ids [...], times scale: [..., D]"""
     require(table.rank == 2 and not ids.is_float, f"table {table}, ids {ids}")
     return Type(dtype or table.dtype, ids.shape + table.shape[-1:])
 

@@ -1,0 +1,70 @@
+"""fold_linears: constant factors and linears move into the linear next to them.
+
+    mul(linear(x, w, b), c)               -> linear(x, c w, c b)                 c a literal: the Euler step's dt
+    linear(linear(x, w1, b1), w2, b2)     -> linear(x, w2 w1, w2 b1 + b2)        where that is not more work
+    mul(embedding(table, ids), c)         -> embedding(table, ids, scale=c)
+
+The products are constant expressions: evaluated in float64 and rounded once. Only where nothing else reads the inner value.
+"""
+
+from __future__ import annotations
+
+from frtc.lowering.ir import Module, Node
+from frtc.lowering.ops import add, embedding, linear, matmul, mul
+from frtc.lowering.pattern import Var, once
+from frtc.lowering.pattern import literal as number
+from frtc.passes.rewrite import Rules, rewrite
+
+x, w, b, w2, b2 = Var("x"), Var("w", const=True), Var("b", const=True), Var("w2", const=True), Var("b2", const=True)
+table, ids, scale = Var("table", const=True), Var("ids"), Var("scale")
+factor = Var("factor", where=lambda n: number(n) is not None and n.shape == ())
+
+
+def _scaled(node: Node, x: Node, w: Node, factor: Node, b: Node | None = None) -> Node:
+    bias = None if b is None else mul(b, factor, dtype=b.dtype)
+    result: Node = linear(x, mul(w, factor, dtype=w.dtype), bias, dtype=node.dtype)
+    return result
+
+
+def _chained(node: Node, x: Node, w: Node, w2: Node, b: Node | None = None, b2: Node | None = None) -> Node | None:
+    before = w.t.size + w2.t.size
+    if w2.shape[0] * w.shape[1] > before:
+        return None
+    bias = b2
+    if b is not None:
+        moved = linear(b, w2, dtype="f32")
+        bias = moved if b2 is None else add(moved, b2, dtype="f32")
+    result: Node = linear(x, matmul(w2, w, dtype=w2.dtype), bias, dtype=node.dtype)
+    return result
+
+
+def _scaled_rows(node: Node, table: Node, ids: Node, scale: float, factor: Node) -> Node:
+    value = number(factor)
+    assert value is not None
+    result: Node = embedding(table, ids, scale=scale * value, dtype=node.dtype)
+    return result
+
+
+FACTORS = Rules(
+    "fold_factor",
+    [
+        (mul(once(linear(x, w)), factor), lambda node, x, w, factor: _scaled(node, x, w, factor)),
+        (mul(once(linear(x, w, b)), factor), lambda node, x, w, b, factor: _scaled(node, x, w, factor, b)),
+        (mul(once(embedding(table, ids, scale=scale)), factor), _scaled_rows),
+    ],
+)
+CHAINS = Rules(
+    "fold_linear_into_linear",
+    [
+        (linear(once(linear(x, w)), w2), lambda node, x, w, w2: _chained(node, x, w, w2)),
+        (linear(once(linear(x, w, b)), w2), lambda node, x, w, b, w2: _chained(node, x, w, w2, b)),
+        (linear(once(linear(x, w)), w2, b2), lambda node, x, w, w2, b2: _chained(node, x, w, w2, None, b2)),
+        (linear(once(linear(x, w, b)), w2, b2), lambda node, x, w, b, w2, b2: _chained(node, x, w, w2, b, b2)),
+    ],
+)
+
+
+def fold_linears(module: Module) -> Module:
+    return module.map(lambda graph: rewrite(graph, FACTORS, CHAINS))
+
+

@@ -1,0 +1,74 @@
+"""name_weights: every constant expression that a program reads becomes a named weight of the module.
+
+    linear(%x, concat(@q, @k, @v))  ->  linear(%x, @layers.0.attn.q|k|v)     weights: concat(tensor(..), ..)
+
+The expression over checkpoint tensors is kept in the module's `weights`: it is what writes the Plan, what `update` evaluates
+again for another checkpoint, and what `explain` shows. Scalar literals stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from os.path import commonprefix
+
+from frtc.lowering.ir import Graph, Module, Node, rebuild, weight
+
+MAX_NAME = 120
+
+
+def name_weights(module: Module) -> Module:
+    known = dict(module.weights.outputs)
+    named: dict[Node, str] = {}  # expression -> name
+    taken: set[str] = set()
+    for graph in module.graphs:
+        for expression in _constants(graph):
+            if expression not in named:
+                named[expression] = _unique(_describe(expression), taken)
+    outputs = tuple(sorted((name, e) for e, name in named.items()))
+    weights = rebuild(Graph("weights", (), outputs), lambda old, new: known[old["name"]] if old.op == "weight" else new)
+    fresh = {e: weight(name, e.t) for e, name in named.items()}
+    graphs = tuple(rebuild(g, lambda old, new: fresh.get(old, new)) for g in module.graphs)
+    return replace(module, graphs=graphs, weights=weights)
+
+
+def _constants(graph: Graph) -> list[Node]:
+    """Maximal constant expressions, in the order of their readers; scalar literals are none."""
+    found: dict[Node, None] = {}
+    for node in graph.nodes:
+        if not node.is_const:
+            found.update((a, None) for a in node.operands if a.is_const and not _is_scalar(a))
+    found.update((r, None) for r in graph.roots if r.is_const)
+    return list(found)
+
+
+def _is_scalar(node: Node) -> bool:
+    return node.op == "const" and node.shape == ()
+
+
+def _describe(expression: Node) -> str:
+    """The names of the nearest weights, their common part written once; the op for expressions over literals."""
+    level, seen = [expression], set()
+    while level:
+        names = sorted({n["name"] for n in level if n.op == "weight"})
+        if names:
+            shared = commonprefix(names)
+            shared = shared if len(names) == 1 else shared[: shared.rfind(".") + 1]
+            return (shared + "|".join(n[len(shared) :] for n in names))[:MAX_NAME]
+        seen.update(level)
+        level = list(dict.fromkeys(a for n in level for a in n.operands if a not in seen))
+    return f"table.{expression.op}"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}~{number}"
+    taken.add(candidate)
+    return candidate
+
+
+def used_tensors(weights: Graph) -> Mapping[str, Node]:
+    """Checkpoint tensors that the weights read, by key."""
+    return {n["key"]: n for n in weights.nodes if n.op == "tensor"}
