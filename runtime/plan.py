@@ -1,0 +1,170 @@
+"""What a Plan says: the program as immutable records. runtime/plan_file.py reads and writes them, docs/plan-format.md
+explains the bytes.
+
+A Plan is pointer-only. A value is a Ref: a space, a byte offset, and how its elements lie there. A Call is one op of the
+IR on Refs, made of one or more launches; the device path needs only the launches, the emulator only the ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA = "frtc.plan/1"
+
+WEIGHTS, ARENA, STATE, SLOT = "weights", "arena", "state", "slot"
+SPACES = (WEIGHTS, ARENA, STATE, SLOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value in memory.
+
+    space     "weights": the Plan's weights, in one block; "arena": scratch of one run; "state": memory that outlives a run
+              (values that pass from program to program, KV cache); "slot": the input or output named by `slot`
+    offset    byte offset of element 0
+    step      bytes added per round, for tables indexed by the round of the enclosing repeat
+    shape, strides   in elements
+    """
+
+    space: str
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    step: int = 0
+    slot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch.
+
+    kernel    index into Program.kernels
+    smem      dynamic shared memory, bytes
+    params    (kind, value) in the kernel's order: "operand" and "result" take the address of that Ref of the call (null
+              where the operand is absent), "scratch" the call's workspace plus `value` bytes, "i32", "i64", "f32" a number
+    """
+
+    kernel: int
+    grid: tuple[int, int, int]
+    block: int
+    smem: int
+    params: tuple[tuple[str, int | float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One op. Absent optional operands are None.
+
+    name      module path and source line it came from
+    after     indices of earlier calls of the same program that must be complete before this one starts
+    scratch   byte offset of the workspace in the arena, and its size
+    """
+
+    name: str
+    op: str
+    attrs: Mapping[str, Any]
+    operands: tuple[Ref | None, ...]
+    results: tuple[Ref, ...]
+    launches: tuple[Launch, ...]
+    after: tuple[int, ...] = ()
+    scratch: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A device function: the cubin (a tensor of the Plan) and its symbol. `smem` is the most any launch asks for."""
+
+    cubin: str
+    symbol: str
+    smem: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A program: its calls in a legal order. One inference is made of stages; each can also run alone."""
+
+    name: str
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    count: int
+    body: tuple[Run | Repeat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """External memory: an input or an output of an inference, row-major."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightEntry:
+    """A weight: a tensor of the Plan, and the IR text of the expression over checkpoint tensors that made it."""
+
+    name: str
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    expression: str
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltFor:
+    """The GPU the cubins are for."""
+
+    name: str
+    sm: int
+    nvcc: str
+    min_driver: int
+    family: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Everything that decides actions, apart from the bytes of weights and cubins (which the container holds).
+
+    weights_nbytes, arena_nbytes, state_nbytes   device memory, bytes
+    policy    the policy spec as JSON (runtime/policy.py)
+    """
+
+    model: str
+    target: BuiltFor
+    weights_nbytes: int
+    arena_nbytes: int
+    state_nbytes: int
+    kernels: tuple[Entry, ...]
+    weights: tuple[WeightEntry, ...]
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    stages: tuple[Stage, ...]
+    schedule: tuple[Run | Repeat, ...]
+    policy: Mapping[str, Any] = field(default_factory=dict)
+
+    def stage(self, name: str) -> Stage:
+        return next(s for s in self.stages if s.name == name)
+
+
+def unrolled(steps: tuple[Run | Repeat, ...], round: int = 0) -> list[tuple[str, int]]:
+    """The stages of one inference in order, each with the round its tables are indexed by."""
+    order: list[tuple[str, int]] = []
+    for step in steps:
+        if isinstance(step, Run):
+            order.append((step.stage, round))
+        else:
+            for k in range(step.count):
+                order += unrolled(step.body, k)
+    return order
