@@ -1,9 +1,10 @@
 """Write tests/fixtures: what lerobot 0.6.1 itself computes from raw observations with a small Pi0.5 of its own making.
 
-    .venv-oracle/bin/python tools/make_fixtures.py -o tests/fixtures --gemma-tokenizer .cache/gemma-tokenizer/tokenizer.json
+    .venv-oracle/bin/python tools/make_fixtures.py -o tests/fixtures \\
+        --gemma-tokenizer .cache/gemma-tokenizer/tokenizer.json
 
-Runs only in the environment of tools/oracle-requirements.txt. Same versions and seed give the same checkpoint bytes and the same results to
-1e-6. What each tensor means: tests/fixtures/README.md.
+Runs only in the environment of tools/oracle-requirements.txt. Same versions and seed give the same checkpoint bytes,
+and on one machine the same bytes of all results. What each tensor means: tests/fixtures/README.md.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ import oracle_prompts
 import oracle_tokenizer
 import torch
 from lerobot.policies.utils import prepare_observation_for_inference
+from lerobot.processor import PolicyProcessorPipeline
 from safetensors.numpy import save_file
+from transformers import Cache
 
 Arrays = dict[str, np.ndarray]
+Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # x_t, time, velocity
 TOP, WRIST = policy_of.CAMERAS
 DISTRIBUTIONS = ("lerobot", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
@@ -72,28 +76,43 @@ class Recorder:
     """Keeps what passes through the policy's own methods while it samples actions."""
 
     def __init__(self, policy: torch.nn.Module) -> None:
-        self.steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # x_t, time, velocity
-        self.prefix = self.cache = self.pixels = self.batch = None
-        self.policy, self.model = policy, policy.model
-        self.embed_prefix, self.denoise_step = self.model.embed_prefix, self.model.denoise_step
-        self.model.embed_prefix, self.model.denoise_step = self.on_prefix, self.on_step
+        self.policy = policy
+        self.steps: list[Step] = []
+        self.embed_prefix, self.denoise_step = policy.model.embed_prefix, policy.model.denoise_step
+        policy.model.embed_prefix, policy.model.denoise_step = self.on_prefix, self.on_step
 
-    def on_prefix(self, images, *rest):
+    def on_prefix(
+        self, images: list[torch.Tensor], *rest: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         self.pixels, self.prefix = images, self.embed_prefix(images, *rest)
         return self.prefix
 
-    def on_step(self, prefix_pad_masks, past_key_values, x_t, timestep):
+    def on_step(
+        self, prefix_pad_masks: torch.Tensor, past_key_values: Cache, x_t: torch.Tensor, timestep: torch.Tensor
+    ) -> torch.Tensor:
         self.cache = past_key_values
         velocity = self.denoise_step(prefix_pad_masks, past_key_values, x_t, timestep)
         self.steps.append((x_t, timestep, velocity))
         return velocity
+
+    def sample(self, batch: dict[str, object], noise: np.ndarray) -> torch.Tensor:
+        """Actions [1, horizon, action dim] in normalised units, by the policy's own entry point."""
+        self.steps = []
+        return self.policy.predict_action_chunk(batch, noise=torch.from_numpy(noise)[None])
+
+    def replay(self, steps: Sequence[Step], batch: dict[str, object]) -> np.ndarray:
+        """Velocities [steps, horizon, dim] at the x_t of a reference, so that errors do not add up over steps."""
+        self.sample(batch, steps[0][0][0].numpy())
+        with torch.no_grad():
+            again = [self.denoise_step(self.prefix[1], self.cache, x, time) for x, time, _ in steps]
+        return torch.cat(again).float().numpy()
 
     def results(self) -> Arrays:
         x, time, velocity = (torch.cat(column).float().numpy() for column in zip(*self.steps, strict=True))
         return {"x": x, "time": time, "velocity": velocity}
 
     def stages(self) -> Arrays:
-        """Embedded prefix and each layer's rotated keys and values, padding cut off; the pixels that enter the vision tower."""
+        """Pixels of the vision tower; embedded prefix and the layers' rotated keys and values, padding cut off."""
         embedded, valid, _ = self.prefix
         keys, values = (
             torch.stack([getattr(layer, name)[0, 0] for layer in self.cache.layers]) for name in ("keys", "values")
@@ -103,31 +122,17 @@ class Recorder:
         return {name: tensor.float().numpy() for name, tensor in found.items()}
 
 
-def prepare(pipeline, case: Case, raw: Arrays) -> dict[str, object]:
+def prepare(pipeline: PolicyProcessorPipeline, case: Case, raw: Arrays) -> dict[str, object]:
     observation = {name: array.copy() for name, array in raw.items() if name != "noise"}
     return pipeline(prepare_observation_for_inference(observation, torch.device("cpu"), task=case.task))
 
 
-def sample(recorder: Recorder, batch: dict[str, object], noise: np.ndarray) -> torch.Tensor:
-    """Actions [1, horizon, action dim] in normalised units, by the policy's own entry point."""
-    return recorder.policy.predict_action_chunk(batch, noise=torch.from_numpy(noise)[None])
-
-
-def replay(recorder: Recorder, steps: Sequence[tuple[torch.Tensor, ...]], batch: dict[str, object]) -> np.ndarray:
-    """Velocities of another policy [steps, horizon, dim] at the x_t of the reference, so that errors do not add up over steps."""
-    sample(recorder, batch, steps[0][0][0].numpy())
-    mask = recorder.prefix[1]
-    with torch.no_grad():
-        again = [recorder.denoise_step(mask, recorder.cache, x, time) for x, time, _ in steps]
-    return torch.cat(again).float().numpy()
-
-
-def run_case(case: Case, folder: Path, serving: torch.nn.Module) -> tuple[Arrays, Arrays, dict[str, object]]:
+def run_case(case: Case, folder: Path, serving: Recorder) -> tuple[Arrays, Arrays, dict[str, object]]:
     """Raw arrays, expected arrays, facts for the JSON."""
     recorder, raw = Recorder(policy_of.load_policy(folder)), observe(case)
     before, after = policy_of.load_pipelines(folder)
     batch = prepare(before, case, raw)
-    normalised = sample(recorder, batch, raw["noise"])
+    normalised = recorder.sample(batch, raw["noise"])
     expected = recorder.results() | {
         "actions_normalised": normalised[0].numpy(),
         "actions": after(normalised)[0].numpy(),
@@ -137,7 +142,7 @@ def run_case(case: Case, folder: Path, serving: torch.nn.Module) -> tuple[Arrays
     expected["actions_relative"] = relative_after(normalised)[0].numpy()
     mask = batch["observation.language.attention_mask"][0]
     expected["tokens"] = batch["observation.language.tokens"][0, mask].to(torch.int32).numpy()
-    expected["velocity_bf16"] = replay(Recorder(serving), recorder.steps, batch)
+    expected["velocity_bf16"] = serving.replay(recorder.steps, batch)
     if case.name == "pick":
         expected |= recorder.stages()
     errors = relative_error(expected["velocity_bf16"], expected["velocity"])
@@ -156,7 +161,7 @@ def run_empty_camera(folder: Path) -> Arrays:
     """The first case once more by a configuration with one camera that never sends anything."""
     case = CASES[0]
     recorder, raw = Recorder(policy_of.load_policy(folder, empty_cameras=1)), observe(case)
-    sample(recorder, prepare(policy_of.load_pipelines(folder)[0], case, raw), raw["noise"])
+    recorder.sample(prepare(policy_of.load_pipelines(folder)[0], case, raw), raw["noise"])
     return {"velocity": recorder.results()["velocity"]}
 
 
@@ -175,7 +180,7 @@ def make(out: Path) -> None:
         policy_of.save_policy(checkpoint, pieces)
         policy_of.save_side(out / "relative", use_relative_actions=True, action_feature_names=policy_of.ACTION_NAMES)
         policy_of.save_side(out / "empty_camera", empty_cameras=1)
-        serving = policy_of.load_policy(checkpoint, dtype="bfloat16")
+        serving = Recorder(policy_of.load_policy(checkpoint, dtype="bfloat16"))
         for case in CASES:
             raw, results, facts[case.name] = run_case(case, checkpoint, serving)
             observations |= {f"{case.name}.{name}": array for name, array in raw.items()}

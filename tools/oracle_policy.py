@@ -1,7 +1,7 @@
 """lerobot's own Pi0.5 policy, made small: sizes, seeded weights, statistics, saving and loading.
 
-lerobot 0.6.1 reads the Gemma sizes from `get_gemma_config` and hard-codes those of the vision tower and of the vocabulary in constructors;
-`small_sizes` replaces them for as long as policies are built. Everything else of lerobot runs unmodified.
+lerobot 0.6.1 reads the Gemma sizes from `get_gemma_config` and hard-codes those of the vision tower and of the
+vocabulary in constructors; `small_sizes` replaces them while policies are built. All else of lerobot runs unmodified.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -23,9 +22,10 @@ from lerobot.policies.factory import make_pre_post_processors
 from lerobot.policies.pi05.configuration_pi05 import PI05Config
 from lerobot.policies.pi05.processor_pi05 import make_pi05_pre_post_processors
 from lerobot.processor import PolicyProcessorPipeline
+from transformers import PretrainedConfig
 from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
 
-SEED = 20251
+SEED = 20252
 VISION = {
     "hidden_size": 144,
     "num_attention_heads": 2,
@@ -68,13 +68,13 @@ def small_sizes(vocabulary: int) -> Iterator[None]:
     """Within this context lerobot builds the small model."""
     paligemma, expert = modeling.PaliGemmaForConditionalGenerationWithPiGemma, modeling.PiGemmaForCausalLM
 
-    def small_paligemma(config):
+    def small_paligemma(config: PretrainedConfig) -> torch.nn.Module:
         config._vocab_size = config.image_token_index = config.text_config.vocab_size = vocabulary
         for name, value in (VISION | {"projection_dim": config.text_config.hidden_size}).items():
             setattr(config.vision_config, name, value)
         return paligemma(config)
 
-    def small_expert(config):
+    def small_expert(config: PretrainedConfig) -> torch.nn.Module:
         config.vocab_size = vocabulary
         return expert(config)
 
@@ -92,9 +92,9 @@ def normal(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=key)).standard_normal(shape, dtype=np.float32)
 
 
-# (part of the parameter's name, factor on the fan-in scale or None for an absolute scale, scale, mean); first match counts.
-# Residual streams start small (0.05 to 0.2), so that the eps of every norm shows in the result; queries and keys are large
-# enough that attention is far from uniform; gates are of order one, so that no branch is lost.
+# (part of the parameter's name, divide the deviation by sqrt(fan in)?, deviation, mean); the first match counts.
+# Residual streams start small (0.05 to 0.2), so that the eps of every norm shows in the result; queries and keys are
+# large enough that attention is far from uniform; gates are of the order of one, so that no branch is lost.
 SCALES: list[tuple[str, bool, float, float]] = [
     ("position_embedding.weight", False, 0.02, 0.0),
     ("patch_embedding.weight", True, 0.05, 0.0),
@@ -172,7 +172,7 @@ def save_side(folder: Path, **changes: object) -> None:
 
 
 def save_policy(folder: Path, vocabulary: int) -> None:
-    """A new policy with seeded weights, saved by lerobot; then read back and compared, for loading errors are swallowed there."""
+    """A new policy with seeded weights, saved by lerobot, read back and compared: its loading swallows errors."""
     policy = modeling.PI05Policy(config())
     weights = {name: seeded(name, tuple(value.shape)) for name, value in policy.state_dict().items()}
     policy.load_state_dict(weights, strict=True)

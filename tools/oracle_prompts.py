@@ -1,7 +1,8 @@
 """Prompts of every kind the Pi0.5 policies send, with their ids under the whole Gemma tokenizer.
 
-Texts of the kind "lerobot" are written by lerobot's own processor step; "openpi" and "openpi_no_state" follow the rules in openpi's tokenizer:
-clean (strip, '_' and newline become a space), then the same sentence, or the cleaned text and a newline encoded apart.
+Texts of the kind "lerobot" are written by lerobot's own processor step; "openpi" and "openpi_no_state" follow the rules
+of openpi's tokenizer: clean (strip, '_' and newline become a space), then the same sentence, or the cleaned text with a
+newline that is encoded apart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A byte-fallback BPE of under 1,000 pieces with the habits of Gemma's, learnt from the sentences below.
 
-Same as Gemma's: pad 0, eos 1, bos 2, unk 3; spaces become U+2581; one BOS and no EOS; each digit, comma and newline is a piece of its
-own unless a run of the same white space; characters that have no piece fall back to bytes. Only the vocabulary is small.
+Same as Gemma's: pad 0, eos 1, bos 2, unk 3; spaces become U+2581; one BOS and no EOS; each digit and mark is a piece of
+its own; runs of spaces or newlines are pieces; characters that have no piece fall back to bytes.
 """
 
 from __future__ import annotations
