@@ -1,0 +1,115 @@
+"""The kernels there are, and which one serves a site.
+
+choice = CATALOG.select(site, target)        # choice.kernel, choice.config; print(choice) says why not the others
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from frtc.errors import FrtcError
+from frtc.kernels.spec import Config, Kernel, Site
+from frtc.kernels.targets import Target
+
+# Each module holds a tuple KERNELS.
+MODULES: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernel and config for a site, its estimated time, and (kernel [config], reason) for each one not taken."""
+
+    kernel: Kernel
+    config: Config
+    cost_us: float
+    rejected: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{label(self.kernel, self.config)}: {self.cost_us:.1f} us estimated"]
+        return "\n".join([*lines, *(f"  not {name}: {reason}" for name, reason in self.rejected)])
+
+
+class NoKernel(FrtcError):
+    """No kernel of the catalog serves a site on a target."""
+
+    def __init__(self, site: Site, target: Target, reasons: Sequence[tuple[str, str]]) -> None:
+        what = f"no kernel runs {describe(site)} on {target.name}"
+        super().__init__("kernel.none", what, reasons or [("kernels", f"none implements {site.op}")])
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """An ordered set of kernels."""
+
+    kernels: tuple[Kernel, ...]
+
+    def kernels_for(self, op: str) -> tuple[Kernel, ...]:
+        return tuple(kernel for kernel in self.kernels if kernel.op == op)
+
+    def implements(self, site: Site, target: Target, families: Sequence[str] = ("baseline",)) -> bool:
+        """Whether some kernel serves the site: what a fusing pass asks before it fuses."""
+        return any(True for _ in self.candidates(site, target, families))
+
+    def candidates(self, site: Site, target: Target, families: Sequence[str] = ("baseline",)) -> Iterator[Choice]:
+        """Every kernel and config that can run the site, in the order of the catalog."""
+        for kernel in self.kernels_for(site.op):
+            if kernel.family in families and not kernel.refuse(site, target):
+                for config in kernel.configs(site, target):
+                    if not _too_large(kernel, site, config, target):
+                        yield Choice(kernel, config, kernel.cost(site, config, target))
+
+    def select(self, site: Site, target: Target, families: Sequence[str] = ("baseline",)) -> Choice:
+        """The candidate with the least estimated time; the first of equals."""
+        found = list(self.candidates(site, target, families))
+        reasons = list(self._refusals(site, target, families))
+        if not found:
+            raise NoKernel(site, target, reasons)
+        best = min(found, key=lambda choice: choice.cost_us)
+        slower = [(label(c.kernel, c.config), f"{c.cost_us:.1f} us estimated") for c in found if c is not best]
+        return Choice(best.kernel, best.config, best.cost_us, (*reasons, *slower))
+
+    def _refusals(self, site: Site, target: Target, families: Sequence[str]) -> Iterator[tuple[str, str]]:
+        for kernel in self.kernels_for(site.op):
+            if kernel.family not in families:
+                yield kernel.name, f"its family {kernel.family} was not asked for"
+                continue
+            reason = kernel.refuse(site, target)
+            if reason:
+                yield kernel.name, reason
+                continue
+            for config in kernel.configs(site, target):
+                if size := _too_large(kernel, site, config, target):
+                    yield (
+                        label(kernel, config),
+                        f"{size} bytes of shared memory, {target.name} has {target.smem_per_block}",
+                    )
+
+
+def label(kernel: Kernel, config: Config) -> str:
+    """ "smxx_norm LANES=128 ROWS=1"."""
+    return " ".join([kernel.name, *(f"{name}={value}" for name, value in config.items())])
+
+
+def describe(site: Site) -> str:
+    """ "rms_norm(bf16[50,1024], f32[1024]) -> bf16[50,1024]"."""
+    operands, results = (
+        ", ".join("-" if o is None else f"{o.dtype}[{','.join(map(str, o.shape))}]" for o in group)
+        for group in (site.operands, site.results)
+    )
+    return f"{site.op}({operands}) -> {results}"
+
+
+def _too_large(kernel: Kernel, site: Site, config: Config, target: Target) -> int:
+    """Bytes of dynamic shared memory of the largest stage where they exceed the target's, else 0."""
+    size = max(stage.smem for stage in kernel.stages(site, config, target))
+    return size if size > target.smem_per_block else 0
+
+
+def _load() -> Catalog:
+    modules = (importlib.import_module(f"frtc.kernels.{name}") for name in MODULES)
+    return Catalog(tuple(kernel for module in modules for kernel in module.KERNELS))
+
+
+CATALOG = _load()

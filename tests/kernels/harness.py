@@ -1,0 +1,332 @@
+"""GPU tests of kernels: run the launches of a Site, compare with the reference, time them, keep a table.
+
+A test module lists its cases and hands each to `check`; `conftest.py` compiles all cases of the session in parallel
+before the first one runs, prints the table at the end and writes it to $OUT or bench/results/.
+
+    CASES = [*every_config(site), chosen(site), Case(site, KERNEL, config, inputs=my_inputs)]
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_gemm(gpu, case):
+        check(gpu, case)
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("case", [sabotaged(chosen(site), "FRTC_SABOTAGE_LAST_TILE")], ids=str)
+    def test_gemm_sabotaged(gpu, case):
+        check_fails(gpu, case)                 # the same comparison must fail when the macro is defined
+
+The parameter must be called `case`. Inputs are N(0,1) with 1 % of the channels (last axis) times 30; integers must be
+given by `inputs`: a function of (site, generator) that returns one array per operand (None where absent), in the shape
+of the operand; `fresh` makes the default one for a single operand. Outputs, scratch, gaps between strided elements and
+a guard band around every buffer are poisoned with NaN bytes, and bytes that no result owns must stay so.
+
+The target is FRTC_TEST_TARGET (default hopper); FRTC_SEED changes the random inputs.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from frtc.codegen.nvrtc import Job, compile_all
+from frtc.kernels.catalog import CATALOG
+from frtc.kernels.dtypes import DTYPES, round_to
+from frtc.kernels.reference import REFERENCES
+from frtc.kernels.spec import Config, Kernel, Operand, Site
+from frtc.kernels.targets import load_targets
+from tests.kernels.device import POISON, Arguments, Gpu
+
+Array = np.ndarray[Any, Any]
+TARGET = load_targets()[os.environ.get("FRTC_TEST_TARGET", "hopper")]
+
+# Largest relative error by the type of the result (docs/design.md, section 9); a row may have ROW times that. Integers
+# and booleans must be equal.
+BARS = {"f32": 1e-5, "bf16": 4e-3, "f16": 4e-3}
+ROW = 4.0
+
+GUARD = 256  # bytes around every buffer
+CHECK_OPERANDS = 16 << 20  # operands up to this many bytes are compared after the launch: nothing may write to them
+
+# What a device reaches, where it was measured here: bytes/s of a large copy, tensor TFLOP/s of a large bf16 product.
+MEASURED = {"NVIDIA H200": (4.3e12, 790.0)}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One Site served by one config of one kernel.
+
+    inputs     makes the operands; None: `fresh` for each
+    flops      floating-point operations, for the table
+    bar        relative error instead of that of BARS, with the reason in a comment beside it
+    sabotage   macro to define
+    """
+
+    site: Site
+    kernel: Kernel
+    config: Config
+    inputs: Callable[[Site, np.random.Generator], list[Array | None]] | None = None
+    flops: float = 0.0
+    bar: float | None = None
+    sabotage: str = ""
+
+    def __str__(self) -> str:
+        sizes = " ".join("x".join(map(str, o.shape)) or "1" for o in self.site.operands if o)
+        types = ",".join(sorted({o.dtype for o in (*self.site.operands, *self.site.results) if o}))
+        config = " ".join(f"{k}={v}" for k, v in self.config.items())
+        return " ".join(filter(None, (self.kernel.name, sizes, types, config, self.sabotage)))
+
+    def jobs(self) -> list[Job]:
+        stages = self.kernel.stages(self.site, self.config, TARGET)
+        return [Job.of(stage, TARGET, (self.sabotage,) if self.sabotage else ()) for stage in stages]
+
+
+def chosen(site: Site, **about: Any) -> Case:
+    """The case that codegen would run on TARGET."""
+    choice = CATALOG.select(site, TARGET)
+    return Case(site, choice.kernel, choice.config, **about)
+
+
+def every_config(site: Site, **about: Any) -> list[Case]:
+    """All configs of all kernels that can serve the site on TARGET."""
+    return [Case(site, choice.kernel, choice.config, **about) for choice in CATALOG.candidates(site, TARGET)]
+
+
+def sabotaged(case: Case, macro: str) -> Case:
+    return replace(case, sabotage=macro)
+
+
+def fresh(operand: Operand, generator: np.random.Generator) -> Array:
+    """N(0,1) with 1 % of the channels times 30, in the operand's type; booleans are fair coins."""
+    if operand.dtype == "bool":
+        return generator.random(operand.shape) < 0.5
+    assert DTYPES[operand.dtype].kind == "float", f"integers must be given by the case, not drawn: {operand}"
+    values = generator.standard_normal(operand.shape, np.float32)
+    if operand.shape and operand.shape[-1] >= 16:
+        channels = operand.shape[-1]
+        values[..., generator.choice(channels, max(1, channels // 100), replace=False)] *= 30
+    return round_to(values, operand.dtype)
+
+
+def operands_of(case: Case) -> list[Array | None]:
+    generator = np.random.default_rng([zlib.crc32(str(case).encode()), int(os.environ.get("FRTC_SEED", "0"))])
+    if case.inputs:
+        return case.inputs(case.site, generator)
+    return [None if o is None else fresh(o, generator) for o in case.site.operands]
+
+
+def expected(case: Case, operands: Sequence[Array | None]) -> list[Array]:
+    """What the reference says, rounded once to the results' types."""
+    values = REFERENCES[case.site.op](*operands, **case.site.attrs)
+    results = values if isinstance(values, tuple) else (values,)
+    return [round_to(np.asarray(v), o.dtype) for v, o in zip(results, case.site.results, strict=True)]
+
+
+# ---- buffers --------------------------------------------------------------------------------------------------------
+
+
+def span_bytes(operand: Operand) -> int:
+    """Bytes from element 0 of a strided view to the end of its last element."""
+    last = sum((n - 1) * step for n, step in zip(operand.shape, operand.strides, strict=True))
+    return (last + 1) * DTYPES[operand.dtype].itemsize
+
+
+def view_of(raw: Array, operand: Operand) -> Array:
+    """The elements of an operand inside its guarded buffer."""
+    dtype = DTYPES[operand.dtype].numpy
+    strides = [step * dtype.itemsize for step in operand.strides]
+    return np.ndarray(operand.shape, dtype, raw.data, GUARD, strides)
+
+
+def place(operand: Operand, values: Array | None) -> Array:
+    """A buffer with guards that holds `values` (None: nothing) at the operand's strides; all else is poison."""
+    raw = np.full(2 * GUARD + span_bytes(operand), POISON, np.uint8)
+    if values is not None:
+        view_of(raw, operand)[...] = values
+    return raw
+
+
+def stray_bytes(raw: Array, operand: Operand) -> int:
+    """Bytes outside the view that are no longer poison."""
+    owned = np.zeros(raw.shape, np.uint8)
+    view_of(owned, replace_bytes(operand))[...] = 1
+    return int(np.count_nonzero((raw != POISON) & (owned == 0)))
+
+
+def replace_bytes(operand: Operand) -> Operand:
+    """The bytes of an operand as an operand: one more axis, over the bytes of an element."""
+    size = DTYPES[operand.dtype].itemsize
+    return Operand("u8", (*operand.shape, size), (*(step * size for step in operand.strides), 1))
+
+
+class Buffers:
+    """All buffers of one case on the device, `copies` times, in one allocation: operands, results, scratch."""
+
+    def __init__(self, gpu: Gpu, case: Case, operands: Sequence[Array | None], copies: int = 1) -> None:
+        self.gpu, self.case = gpu, case
+        wanted = [(o, v) for o, v in zip(case.site.operands, operands, strict=True) if o is not None]
+        self.raw = [place(o, v) for o, v in wanted] + [place(r, None) for r in case.site.results]
+        self.scratch = case.kernel.scratch(case.site, case.config)
+        self.offsets, self.set_bytes = [], 0
+        for raw in self.raw:
+            self.offsets.append(self.set_bytes)
+            self.set_bytes += -(-raw.nbytes // 256) * 256
+        self.scratch_offset = self.set_bytes
+        self.set_bytes += -(-self.scratch // 256) * 256
+        self.copies = copies or max(2, min(64, -(-2 * gpu.l2 // self.set_bytes)))
+        self.base = gpu.alloc(self.set_bytes * self.copies)
+        for raw, offset in zip(self.raw, self.offsets, strict=True):
+            gpu.upload(self.base + offset, raw)
+        gpu.poison(self.base + self.scratch_offset, self.scratch)
+        for k in range(1, self.copies):
+            gpu.copy(self.base + k * self.set_bytes, self.base, self.set_bytes)
+
+    def __enter__(self) -> Buffers:
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self.gpu.free(self.base)
+
+    def launches(self, copy: int = 0) -> list[tuple[Any, Any, Arguments]]:
+        """The launches of the case on one set of buffers."""
+        start = self.base + copy * self.set_bytes
+        addresses = [start + offset + GUARD for offset in self.offsets]
+        given = iter(addresses)
+        operands = [0 if o is None else next(given) for o in self.case.site.operands]
+        results = list(given)
+        stages = self.case.kernel.stages(self.case.site, self.case.config, TARGET)
+        launches = []
+        for stage, cubin in zip(stages, compile_all(self.case.jobs()), strict=True):
+            arguments = Arguments(stage, operands, results, start + self.scratch_offset)
+            launches.append((self.gpu.function(cubin, stage.smem), stage, arguments))
+        return launches
+
+    def results(self) -> list[Array]:
+        """The results of set 0, after checking that nothing else was written."""
+        first = len(self.raw) - len(self.case.site.results)
+        for index, (raw, offset) in enumerate(zip(self.raw, self.offsets, strict=True)):
+            if index < first and raw.nbytes > CHECK_OPERANDS:
+                continue
+            after = np.empty_like(raw)
+            self.gpu.download(self.base + offset, after)
+            if index < first:
+                assert np.array_equal(after, raw), f"operand buffer {index} was written"
+            else:
+                operand = self.case.site.results[index - first]
+                stray = stray_bytes(after, operand)
+                assert not stray, f"{stray} bytes written outside result {index - first}"
+                self.raw[index] = after
+        views = zip(self.raw[first:], self.case.site.results, strict=True)
+        return [view_of(raw, operand) for raw, operand in views]
+
+
+# ---- judgement ------------------------------------------------------------------------------------------------------
+
+
+def difference(got: Array, want: Array) -> tuple[float, float]:
+    """(relative error over the tensor, that of the worst row): |got - want| / |want| in the 2-norm; NaN is infinite."""
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    rows = (-1, a.shape[-1]) if a.ndim else (1, 1)
+    gap = np.linalg.norm((a - b).reshape(rows), axis=-1)
+    size = np.linalg.norm(b.reshape(rows), axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        row = np.where(gap == 0, 0.0, gap / size)
+        whole = 0.0 if not gap.any() else np.linalg.norm(gap) / np.linalg.norm(size)
+    return float(np.nan_to_num(whole, nan=np.inf)), float(np.nan_to_num(row, nan=np.inf).max(initial=0))
+
+
+def faults(case: Case, got: Sequence[Array], want: Sequence[Array]) -> tuple[list[str], float]:
+    """(what is wrong with each result, the largest relative error)."""
+    wrong, worst = [], 0.0
+    for index, (g, w, operand) in enumerate(zip(got, want, case.site.results, strict=True)):
+        if DTYPES[operand.dtype].kind != "float":
+            bad = int(np.count_nonzero(g.view(np.uint8) != w.view(np.uint8) if operand.dtype == "bool" else g != w))
+            wrong += [f"result {index}: {bad} of {w.size} elements differ"] if bad else []
+            continue
+        bar = case.bar or BARS[operand.dtype]
+        error, row = difference(g, w)
+        worst = max(worst, error)
+        if not (error <= bar and row <= ROW * bar):
+            wrong.append(
+                f"result {index} ({operand.dtype}): relative error {error:.2e}, worst row {row:.2e}, bar {bar:.0e}"
+            )
+    return wrong, worst
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. `share` is the roofline's time over the measured one."""
+
+    kernel: str
+    op: str
+    shapes: str
+    config: str
+    us: float
+    gbs: float
+    tflops: float
+    share: float
+    error: float
+    registers: int
+
+
+ROWS: list[Row] = []
+
+
+def moved_bytes(site: Site) -> int:
+    """Bytes that must move at least: each operand element once (broadcast axes once), each result element once."""
+    total = 0
+    for operand in (*site.operands, *site.results):
+        if operand is not None:
+            distinct = [n for n, step in zip(operand.shape, operand.strides, strict=True) if step]
+            total += int(np.prod(distinct, dtype=np.int64)) * DTYPES[operand.dtype].itemsize
+    return total
+
+
+def measure(gpu: Gpu, case: Case, operands: Sequence[Array | None], error: float) -> Row:
+    """Time of the case over rotating buffers, larger than the L2 where 64 sets suffice."""
+    with Buffers(gpu, case, operands, copies=0) as buffers:
+        rounds = max(buffers.copies, 16)
+        launches = [x for k in range(rounds) for x in buffers.launches(k % buffers.copies)]
+        us = gpu.time_us(launches) / rounds
+    dram, tensor = MEASURED.get(gpu.name, (TARGET.dram, TARGET.tflops["bf16"]))
+    moved = moved_bytes(case.site)
+    roof_us = max(moved / dram * 1e6, case.flops / tensor * 1e-6)
+    sizes = " ".join(f"{o.dtype}[{','.join(map(str, o.shape))}]" for o in case.site.operands if o)
+    config = " ".join(f"{k}={v}" for k, v in case.config.items())
+    registers = max(cubin.resources.registers for cubin in compile_all(case.jobs()))
+    return Row(
+        case.kernel.name, case.site.op, sizes, config, round(us, 3), round(moved / us * 1e-3, 1),
+        round(case.flops / us * 1e-6, 2), round(roof_us / us, 3), error, registers,
+    )  # fmt: skip
+
+
+def run(gpu: Gpu, case: Case) -> tuple[list[str], float, list[Array | None]]:
+    """(what is wrong, largest relative error, operands used)."""
+    operands = operands_of(case)
+    with Buffers(gpu, case, operands) as buffers:
+        for launch in buffers.launches():
+            gpu.launch(*launch)
+        gpu.synchronize()
+        wrong, worst = faults(case, buffers.results(), expected(case, operands))
+    return wrong, worst, operands
+
+
+def check(gpu: Gpu, case: Case) -> None:
+    """The case agrees with its reference; its time goes into the table."""
+    wrong, worst, operands = run(gpu, case)
+    assert not wrong, f"{case}\n" + "\n".join(wrong)
+    ROWS.append(measure(gpu, case, operands, worst))
+
+
+def check_fails(gpu: Gpu, case: Case) -> None:
+    """The sabotaged case must not agree: a comparison that cannot fail proves nothing."""
+    assert case.sabotage
+    wrong, worst, _ = run(gpu, case)
+    assert wrong, f"{case} passes with relative error {worst:.2e} although it is sabotaged"
