@@ -54,7 +54,8 @@ class Param:
     """One kernel argument, in order.
 
     kind     "operand" and "result": pointer to element 0 of operand or result `value` (a null pointer where absent);
-             "scratch": pointer `value` bytes into this op's scratch; "i32", "i64", "f32": the number `value`
+             "scratch": pointer `value` bytes into this op's scratch; "counters": the same into this op's counters;
+             "i32", "i64", "f32": the number `value`
     """
 
     kind: str
@@ -91,6 +92,7 @@ class Kernel:
     cost      estimated microseconds
     stages    the launches; the last one completes the op
     scratch   bytes of workspace that live from the first stage to the last
+    counters  bytes that are zero before the first run and that every run leaves zero; never shared with another op
     """
 
     name: str
@@ -101,3 +103,4 @@ class Kernel:
     cost: Callable[[Site, Config, Target], float]
     stages: Callable[[Site, Config, Target], tuple[Stage, ...]]
     scratch: Callable[[Site, Config], int] = lambda site, config: 0
+    counters: Callable[[Site, Config], int] = lambda site, config: 0
