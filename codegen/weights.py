@@ -1,0 +1,119 @@
+"""Evaluate weight expressions in pieces: rows [a, b) of a weight, in float64, rounded once, without holding the whole.
+
+A slice of rows is pushed through the expression down to the checkpoint tensors, so that a piece reads only its own bytes.
+Expressions that only move data are moved in their stored type: no arithmetic, no float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from frtc.kernels.dtypes import DTYPES, round_to
+from frtc.lowering.interpret import run
+from frtc.lowering.ir import Graph, Node, Type, make, walk
+from frtc.lowering.ops import POINTWISE, slice_
+
+Array = np.ndarray[Any, Any]
+Lookup = Callable[[str], Array]
+
+PIECE = 1 << 22  # elements evaluated at once: 32 MiB of float64
+MOVES = frozenset({"tensor", "cast", "slice", "reshape", "transpose", "broadcast", "concat"})
+
+
+def pieces(expression: Node, tensors: Lookup) -> Iterator[Array]:
+    """The weight's rows in order, each piece rounded once to the weight's type; C-contiguous, at least one axis."""
+    rows = expression.shape[0] if expression.shape else 1
+    width = max(1, expression.t.size // max(rows, 1))
+    step = max(1, PIECE // width)
+    for start in range(0, rows, step):
+        stop = min(rows, start + step)
+        part = expression if stop - start == rows else take_rows(expression, start, stop)
+        yield np.ascontiguousarray(np.atleast_1d(_evaluate(part, tensors)))
+
+
+def _evaluate(node: Node, tensors: Lookup) -> Array:
+    graph = Graph("weight", (), (("out", node),))
+    only_moves = all(n.op in MOVES or (n.op == "const" and not n.t.is_float) for n in graph.nodes)
+    casts = [n for n in graph.nodes if n.op == "cast"]
+    if only_moves and all(_keeps_value(n) or n is node for n in casts):
+        return run(graph, {}, tensors, "typed")["out"]
+    return round_to(run(graph, {}, tensors, "exact")["out"], node.dtype)
+
+
+def _keeps_value(cast: Node) -> bool:
+    """The cast is the only rounding between a stored tensor and the weight: typed evaluation rounds once."""
+    source = cast.args[0]
+    assert source is not None
+    return all(n.op != "cast" for n in walk([source]))
+
+
+def take_rows(node: Node, start: int, stop: int) -> Node:
+    """Rows [start, stop) along the leading axis, the slice pushed towards the leaves as far as it goes."""
+    if (start, stop) == (0, node.shape[0]):
+        return node
+    pushed = _push(node, start, stop)
+    if pushed is not None:
+        return pushed
+    result: Node = slice_(node, axis=-len(node.shape), start=start, stop=stop)
+    return result
+
+
+def _push(node: Node, start: int, stop: int) -> Node | None:
+    rank, rows = len(node.shape), stop - start
+    type = Type(node.dtype, (rows, *node.shape[1:]))
+    if node.op in POINTWISE:
+        args = [_broadcast_rows(a, rank, start, stop) for a in node.operands]
+        return make(node.op, args, dict(node.attrs), type, node.loc)
+    if node.op == "concat" and node["axis"] == -rank:
+        return _concat_rows(node, start, stop)
+    if node.op == "concat":
+        return make(node.op, [take_rows(a, start, stop) for a in node.operands], dict(node.attrs), type, node.loc)
+    if node.op in ("linear", "matmul") and rank == 2 and len(node.operands) == 2 and len(node.operands[0].shape) == 2:
+        x, w = node.operands
+        return make(node.op, [take_rows(x, start, stop), w, *node.args[2:]], dict(node.attrs), type, node.loc)
+    if node.op == "slice" and node["axis"] != -rank and node.args[0] is not None:
+        return make(node.op, [take_rows(node.args[0], start, stop)], dict(node.attrs), type, node.loc)
+    if node.op == "const" and node.get("value") is not None:
+        return make(node.op, (), dict(node.attrs), type, node.loc)
+    if node.op == "reshape" and node.args[0] is not None:
+        return _reshape_rows(node, node.args[0], start, stop)
+    return None
+
+
+def _broadcast_rows(operand: Node, rank: int, start: int, stop: int) -> Node:
+    whole = len(operand.shape) < rank or operand.shape[0] == 1
+    return operand if whole else take_rows(operand, start, stop)
+
+
+def _concat_rows(node: Node, start: int, stop: int) -> Node:
+    parts, at = [], 0
+    for part in node.operands:
+        first, last = max(start - at, 0), min(stop - at, part.shape[0])
+        if first < last:
+            parts.append(take_rows(part, first, last))
+        at += part.shape[0]
+    type = Type(node.dtype, (stop - start, *node.shape[1:]))
+    return parts[0] if len(parts) == 1 else make("concat", parts, dict(node.attrs), type, node.loc)
+
+
+def _reshape_rows(node: Node, source: Node, start: int, stop: int) -> Node | None:
+    """Rows of the result are whole groups of rows of the source, or the other way round."""
+    if not source.shape or source.t.size == 0:
+        return None
+    per_row, per_source = node.t.size // node.shape[0], source.t.size // source.shape[0]
+    if (start * per_row) % per_source or (stop * per_row) % per_source:
+        return None
+    inner = take_rows(source, start * per_row // per_source, stop * per_row // per_source)
+    shape = (stop - start, *node.shape[1:])
+    return make("reshape", [inner], {"shape": shape}, Type(node.dtype, shape), node.loc)
+
+
+def padded_row(type: Type) -> int:
+    """Elements from one row (last axis) to the next in memory: rows start at multiples of 16 bytes."""
+    size = DTYPES[type.dtype].itemsize
+    if type.rank < 2:
+        return type.shape[-1] if type.shape else 1
+    return -(-type.shape[-1] * size // 16) * 16 // size
