@@ -157,6 +157,11 @@ def config(checkpoint: Checkpoint, choices: Mapping[str, Any]) -> tuple[Pi05Conf
     return built, tuple(known.facts)
 
 
+def iota(count: int, like: Tensor) -> Tensor:
+    """0, 1, … count - 1: i32 on the device of `like`."""
+    return torch.arange(count, dtype=torch.int32, device=like.device)
+
+
 class Vision(nn.Module):
     """Camera frames to image tokens of the prefix's width."""
 
@@ -189,12 +194,12 @@ class Prefix(nn.Module):
     def from_embeddings(self, image_tokens: Tensor, prompt: Tensor, n: Tensor) -> KV:
         """As forward, from rows of the embedding table [L, W] (not yet scaled)."""
         x = torch.cat([image_tokens, prompt * math.sqrt(prompt.shape[1])])
-        positions = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
-        visible = positions < image_tokens.shape[0] + n
+        positions = iota(x.shape[0], n)
         cos, sin = rope_tables(positions, self.head_dim)
+        visible = (positions < image_tokens.shape[0] + n)[None, :]
         kv = []
         for layer in self.layers:
-            x, layer_kv = layer(x, cos, sin, visible[None, :])
+            x, layer_kv = layer(x, cos, sin, visible)
             kv.append(layer_kv)
         return kv
 
@@ -222,19 +227,21 @@ class Denoise(nn.Module):
         return (x_next, v_t) if self.returns_velocity else x_next
 
     def velocity(self, x_t: Tensor, t: Tensor, n: Tensor, kv: KV) -> Tensor:
-        prefix, horizon = kv[0][0].shape[1], x_t.shape[0]
         length = self.config.image_tokens + n  # valid prefix positions
-        positions = length + torch.arange(horizon, dtype=torch.int32, device=n.device)
-        cos, sin = rope_tables(positions, self.config.expert.head_dim)
-        key = torch.arange(prefix + horizon, dtype=torch.int32, device=n.device)
-        visible = (key < length) | (key >= prefix)  # padding lies between the valid prefix and the suffix
+        cos, sin = rope_tables(length + iota(x_t.shape[0], n), self.config.expert.head_dim)
+        visible = self.visible(length, kv[0][0].shape[1], x_t.shape[0])
         cond = self.condition(t)
         x = self.action_in(x_t).to(self.dtype)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
-            x = layer(x, cond, cos, sin, layer_kv, visible[None, :])
+            x = layer(x, cond, cos, sin, layer_kv, visible)
         y, _ = self.norm(x, cond)
         v_t: Tensor = self.action_out(y.to(torch.float32))
         return v_t
+
+    def visible(self, length: Tensor, prefix: int, horizon: int) -> Tensor:
+        """Valid prefix positions and the whole suffix; between them lies padding. bool [1, prefix + horizon]"""
+        key = iota(prefix + horizon, length)
+        return ((key < length) | (key >= prefix))[None, :]
 
     def condition(self, t: Tensor) -> Tensor:
         """silu(out(silu(in(embedding of t)))): f32 [W]"""
@@ -300,7 +307,7 @@ def schedule(c: Pi05Config) -> Schedule:
     """Vision and prefix once, then the Euler steps on the noise."""
     return Schedule(
         inputs=("images", "tokens", "n", "noise"),
-        steps=(Run("vision"), Run("prefix"), Repeat("denoise", c.steps, carry={"x_t": "noise"}, tables={"t": c.times})),
+        steps=(Run("vision"), Run("prefix"), Repeat("denoise", len(c.times), carry={"x_t": "noise"}, tables={"t": c.times})),
         outputs={"actions": "x_t"},
     )
 

@@ -1,0 +1,129 @@
+"""Foreign reference data and how it is compared: the golden tensors and the lerobot fixture, as our module enters them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from frtc.models import pi05
+from frtc.models.checkpoint import Checkpoint, open_checkpoint, read_header
+from frtc.models.gemma import GemmaConfig
+from frtc.models.weights import as_torch, load
+
+TESTS = Path(__file__).parents[1]
+GOLDEN = TESTS / "golden" / "pi05_tiny.safetensors"
+FIXTURE = TESTS / "fixtures" / "pi05_lerobot"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One observation with the reference's answers.
+
+    model        our module with the reference's weights, float32
+    image_tokens, prompt   what enters the prefix: [P_img, W], and rows of the embedding table [L, W]
+    x, velocity  per step: where the reference stood and what it answered, [steps, H, A]
+    """
+
+    model: pi05.Pi05
+    image_tokens: Tensor
+    prompt: Tensor
+    n: Tensor
+    x: Tensor
+    velocity: Tensor
+
+    @property
+    def actions(self) -> Tensor:
+        """Where the reference's last step leads."""
+        return self.x[-1] - self.velocity[-1] / len(self.x)
+
+
+def relative_error(y: Tensor, reference: Tensor) -> float:
+    return float(torch.linalg.vector_norm(y - reference) / torch.linalg.vector_norm(reference))
+
+
+def step_errors(case: Case) -> list[float]:
+    """Error of the velocity of each step, from the reference's own x_t."""
+    with torch.no_grad():
+        kv = case.model.prefix.from_embeddings(case.image_tokens, case.prompt, case.n)
+        steps = zip(case.model.config.times, case.x, case.velocity, strict=False)
+        return [relative_error(case.model.denoise.velocity(x, torch.tensor(t), case.n, kv), v) for t, x, v in steps]
+
+
+def end_to_end_error(case: Case) -> float:
+    """Error of `actions - noise` over the whole Euler loop."""
+    with torch.no_grad():
+        kv = case.model.prefix.from_embeddings(case.image_tokens, case.prompt, case.n)
+        actions, _ = case.model.sample(case.x[0], case.n, kv)
+        return relative_error(actions - case.x[0], case.actions - case.x[0])
+
+
+def golden() -> Case:
+    """Enters below the vision tower: two views (the third is masked there), 12 of 32 prompt positions valid."""
+    stack = GemmaConfig(width=64, layers=4, heads=8, kv_heads=1, head_dim=16, mlp=128)
+    config = replace(pi05.tiny(), prefix=stack, expert=stack, views=2, prompt=32)
+    checkpoint = Checkpoint(GOLDEN, (GOLDEN,), read_header(GOLDEN))
+    data = {name: as_torch(checkpoint.read(name)) for name in checkpoint.tensors}
+    model = pi05.Pi05(config, torch.float32).eval()
+    mapped = {pi05.WEIGHTS.parameter(name): value for name, value in data.items()}
+    mapped.pop(None)
+    assert all(name.startswith(("vision.", "prefix.embed.")) for name in model.state_dict().keys() - mapped.keys())
+    model.load_state_dict(mapped, strict=False)
+    velocity, x = data["out.velocity_per_step"], [data["in.noise"]]
+    for v in velocity[:-1]:
+        x.append(x[-1] - v / 10)
+    return Case(
+        model=model,
+        image_tokens=data["in.image_embeddings"][:2].flatten(0, 1),
+        prompt=data["in.prompt_embeddings_unscaled"],
+        n=data["in.prompt_mask"].sum().to(torch.int32),
+        x=torch.stack(x),
+        velocity=velocity,
+    )
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    checkpoint = Checkpoint(path, (path,), read_header(path))
+    return {name: checkpoint.read(name) for name in checkpoint.tensors}
+
+
+CASES = {"pick": ("top", "left_wrist"), "edge": ("top", "left_wrist"), "wrist_only": ("left_wrist",)}
+
+
+def lerobot(name: str) -> Case:
+    """One case of the lerobot fixture, from raw camera frames; the prompt's ids are the reference's."""
+    raw, expected = arrays(FIXTURE / "observations.safetensors"), arrays(FIXTURE / "expected.safetensors")
+    checkpoint = open_checkpoint(FIXTURE / "checkpoint")
+    config, _ = pi05.config(checkpoint, {"views": len(CASES[name])})
+    model = pi05.Pi05(config, torch.float32).eval()
+    load(model, checkpoint, pi05.weights(checkpoint, config))
+    ids = torch.zeros(config.prompt, dtype=torch.int32)
+    tokens = torch.from_numpy(expected[f"{name}.tokens"].copy())
+    ids[: len(tokens)] = tokens
+    pixels = [resized(raw[f"{name}.observation.images.{camera}"], config.vision.image) for camera in CASES[name]]
+    with torch.no_grad():
+        image_tokens, prompt = model.vision(torch.stack(pixels)), model.prefix.embed(ids)
+    x, velocity = (torch.from_numpy(expected[f"{name}.{key}"].copy()) for key in ("x", "velocity"))
+    return Case(model, image_tokens, prompt, torch.tensor(len(tokens), dtype=torch.int32), x, velocity)
+
+
+def resized(frame: np.ndarray, edge: int) -> Tensor:
+    """lerobot 0.6: bilinear without antialias in floats, aspect kept, black borders; f32 [edge, edge, 3] in [-1, 1]."""
+    image = torch.from_numpy(frame.copy()).permute(2, 0, 1)[None] / 255.0
+    ratio = max(image.shape[2] / edge, image.shape[3] / edge)
+    height, width = int(image.shape[2] / ratio), int(image.shape[3] / ratio)
+    image = F.interpolate(image, (height, width), mode="bilinear", align_corners=False)
+    top, left = (edge - height) // 2, (edge - width) // 2
+    image = F.pad(image, (left, edge - width - left, top, edge - height - top))
+    return (image * 2.0 - 1.0)[0].permute(1, 2, 0)
+
+
+def all_cases() -> Iterator[tuple[str, Case]]:
+    yield "golden", golden()
+    for name in CASES:
+        yield name, lerobot(name)
