@@ -113,7 +113,7 @@ SCALES: list[tuple[str, bool, float, float]] = [
     ("language_model.norm.weight", False, 0.3, 0.0),
     ("q_proj.weight", True, 0.9, 0.0),
     ("k_proj.weight", True, 0.9, 0.0),
-    ("action_in_proj.weight", True, 0.1, 0.0),
+    ("action_in_proj.weight", True, 0.05, 0.0),
     ("action_in_proj.bias", False, 0.02, 0.0),
     ("time_mlp", True, 1.2, 0.0),
     (".weight", True, 1.0, 0.0),
