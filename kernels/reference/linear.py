@@ -1,0 +1,72 @@
+"""References of the products of matrices. fp32 from operands in their storage type; who calls rounds the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from frtc.kernels.reference.floats import Array, widen
+from frtc.kernels.reference.pointwise import ACTIVATIONS
+
+WIDENED_AT_ONCE = 1 << 24  # elements of a weight held in fp32 at a time: 64 MB
+
+
+def linear(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    residual: Array | None = None,
+    gate: Array | None = None,
+    *,
+    act: str = "none",
+) -> Array:
+    """residual + gate * act(x @ w.T + b); x [..., K], w [N, K], b [N], residual [..., N], gate [N] or [..., N]."""
+    y = _times_transposed(x, w)
+    y = y if b is None else y + widen(b)
+    y = ACTIVATIONS[act](y)
+    y = y if gate is None else widen(gate) * y
+    return y if residual is None else widen(residual) + y
+
+
+def gated_linear(x: Array, gate: Array, up: Array | None = None, *, act: str) -> Array:
+    """act(x @ gate.T) * (x @ up.T); without `up`, `gate` is [2F, K] with row 2i of the gate and row 2i + 1 of up."""
+    if up is None:
+        both = _times_transposed(x, gate)
+        return ACTIVATIONS[act](both[..., 0::2]) * both[..., 1::2]
+    return ACTIVATIONS[act](_times_transposed(x, gate)) * _times_transposed(x, up)
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """a [..., M, K] @ b [..., K, N]."""
+    a, b = widen(a), widen(b)
+    if np.float64 in (a.dtype, b.dtype):
+        return _in_order(a, b)
+    y: Array = np.matmul(a, b)
+    return y
+
+
+def _times_transposed(x: Array, w: Array) -> Array:
+    """x [..., K] @ w [N, K].T. Some rows of w at a time, so that a large weight in bf16 needs little memory."""
+    x = widen(x)
+    if np.float64 in (x.dtype, w.dtype):
+        return _in_order(x, widen(w).T)
+    n, k = w.shape
+    y = np.empty((*x.shape[:-1], n), np.float32)
+    rows = max(1, WIDENED_AT_ONCE // max(1, k))
+    for first in range(0, n, rows):
+        y[..., first : first + rows] = x @ widen(w[first : first + rows]).T
+    return y
+
+
+def _in_order(a: Array, b: Array) -> Array:
+    """a @ b in float64, one k after the other: a fold has the same bits on every machine, which no BLAS promises."""
+    a, b = a.astype(np.float64, copy=False), b.astype(np.float64, copy=False)
+    y: Array = np.zeros(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (*a.shape[-2:-1], b.shape[-1]))
+    for k in range(a.shape[-1]):
+        y += a[..., k, None] * b[..., k, None, :] if a.ndim > 1 else a[k] * b[k]
+    return y
+
+
+OPS: dict[str, Callable[..., Any]] = {"linear": linear, "gated_linear": gated_linear, "matmul": matmul}

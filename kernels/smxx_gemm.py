@@ -1,0 +1,220 @@
+"""linear, gated_linear and matmul in bf16 and fp16 on mma.sync: every target has it. Device code: smxx_gemm.cuh."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from frtc.kernels.product import EPILOGUE_TYPES, NULL, Product, product_of
+from frtc.kernels.spec import Config, Kernel, Param, Site, Stage
+from frtc.kernels.targets import KiB, Target
+
+KIND = {"linear": "smxx_gemm", "gated_linear": "smxx_gated_gemm", "matmul": "smxx_batched_gemm"}
+
+# BM, BN, BK, WM, WN, STAGES. Large first. Warps of 64 x 64 read the fewest bytes of shared memory for each product and
+# need all 255 registers. Several depths of one tile: the deepest that fits beside the wanted neighbours wins by cost.
+TILES = (
+    (128, 256, 64, 64, 64, 4),  # 192 KB: one block on an SM of 227 KB
+    (128, 256, 64, 64, 64, 3),  # 144 KB: one on 163 KB
+    (128, 256, 32, 64, 64, 4),  # 96 KB: one on 99 KB
+    (128, 128, 64, 64, 64, 3),  # 96 KB: two on 228 KB
+    (128, 128, 32, 64, 64, 4),  # 64 KB: two on 164 KB
+    (128, 128, 32, 64, 64, 3),  # 48 KB: two on 100 KB
+    (96, 128, 64, 48, 64, 3),  # 84 KB: 560 rows are 5.83 tiles of 96 and 4.38 of 128
+    (64, 128, 64, 32, 64, 4),  # 96 KB
+    (64, 128, 64, 32, 64, 3),  # 72 KB: three on 228 KB
+    (64, 128, 32, 32, 64, 4),  # 48 KB: two on 100 KB
+    (64, 64, 64, 32, 32, 6),  # 96 KB
+    (64, 64, 64, 32, 32, 4),  # 64 KB: three on 228 KB
+    (64, 64, 64, 32, 32, 3),  # 48 KB: two on 100 KB
+    (64, 32, 64, 32, 16, 8),  # 96 KB: for few rows, weights in flight count, not products
+    (64, 32, 64, 32, 16, 4),  # 48 KB
+    (32, 64, 64, 16, 32, 8),  # 96 KB
+    (32, 64, 64, 16, 32, 4),  # 48 KB
+    (32, 32, 64, 16, 16, 8),  # 64 KB
+    (16, 64, 64, 16, 16, 8),  # 80 KB
+    (16, 64, 64, 16, 16, 4),  # 40 KB
+    (16, 32, 64, 16, 16, 8),  # 48 KB
+    (16, 32, 128, 16, 16, 4),  # 48 KB: half the barriers
+)
+SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+
+BLOCK_RESERVED = 1 * KiB  # shared memory that the system takes from each block
+REGISTERS_PER_SM = 65536
+THREADS_PER_SM = 1536  # of the smallest target
+
+# Rates that no datasheet gives, in operations or bytes per clock and SM, and times in us; measured on an H200.
+CLOCK = 1.7e9
+SMEM_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 128, 64
+LEGACY_MMA = 0.62  # share of the tensor rate that mma.sync reaches where the rate is that of wgmma or tcgen05
+DRAM_SHARE = 0.85
+LAUNCH_US, FIRST_TILE_US, BARRIER_US, EPILOGUE_US, SPLIT_US = 1.5, 1.0, 0.07, 0.8, 1.5
+FLIGHT_US = 0.8  # from the request of a tile to its arrival, under load
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One instance of the template and how often the K tiles are split among blocks."""
+
+    bm: int
+    bn: int
+    bk: int
+    wm: int
+    wn: int
+    stages: int
+    splits: int
+
+    @staticmethod
+    def of(config: Config) -> Tile:
+        return Tile(*(config[name] for name in ("BM", "BN", "BK", "WM", "WN", "STAGES", "SPLITS")))
+
+    def config(self) -> Config:
+        names = ("BM", "BN", "BK", "WM", "WN", "STAGES", "SPLITS")
+        return dict(zip(names, (self.bm, self.bn, self.bk, self.wm, self.wn, self.stages, self.splits), strict=True))
+
+    @property
+    def warps(self) -> int:
+        return (self.bm // self.wm) * (self.bn // self.wn)
+
+    @property
+    def smem(self) -> int:
+        """Bytes: the ring, or the rows that the epilogue stages there."""
+        return max(self.stages * (self.bm + self.bn) * self.bk * 2, self.warps * 16 * (self.wn + 8) * 4)
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, about: accumulators, two sets of fragments, addresses. ptxas gives 64 at least."""
+        return min(255, max(64, self.wm * self.wn // 32 + (self.wm + self.wn) // 2 + 56))
+
+    def resident(self, target: Target) -> int:
+        """Blocks that fit on an SM together."""
+        by_smem = target.smem_per_sm // (self.smem + BLOCK_RESERVED)
+        by_registers = REGISTERS_PER_SM // (self.registers * 32 * self.warps)
+        return max(1, min(by_smem, by_registers, THREADS_PER_SM // (32 * self.warps)))
+
+    def grid(self, p: Product) -> tuple[int, int, int]:
+        return (math.ceil(p.m / self.bm), math.ceil(p.n / self.bn), self.splits if self.splits > 1 else p.batch)
+
+
+def refuse(site: Site, target: Target) -> str:
+    if "cp.async" not in target.has:
+        return "needs cp.async"
+    p = product_of(site)
+    if isinstance(p, str):
+        return p
+    if p.x.dtype not in ("bf16", "f16") or p.w.dtype != p.x.dtype:
+        return f"x is {p.x.dtype} and w is {p.w.dtype}; needs bf16 or f16 for both"
+    for matrix in (p.bias, p.residual, p.gate, p.y):
+        if matrix and matrix.dtype not in EPILOGUE_TYPES:
+            return f"the epilogue has no {matrix.dtype}"
+    for name, matrix in (("x", p.x), ("w", p.w)):
+        if matrix.ld % 8 or matrix.batch % 8:
+            return f"rows of {name} are {matrix.ld} elements apart (batches {matrix.batch}), not a multiple of 16 bytes"
+    if p.batch > 65535 or math.ceil(p.n / 32) > 65535:
+        return "more blocks than a grid holds"
+    return ""
+
+
+def configs(site: Site, target: Target) -> list[Config]:
+    p = product_of(site)
+    assert isinstance(p, Product)
+    found = []
+    for shape in TILES:
+        tile = Tile(*shape, splits=1)
+        if tile.smem > target.smem_per_block:
+            continue  # cannot be launched
+        if tile.bm >= 32 and tile.bm // 2 >= p.m:
+            continue  # half of the products are for rows that are not there
+        if p.k_rows and tile.bn < 64:
+            continue  # rows of w are copied in panels of 64 columns
+        found += [tile_at.config() for tile_at in _splits(tile, p, target)]
+    return found
+
+
+def _splits(tile: Tile, p: Product, target: Target) -> list[Tile]:
+    """`tile` with every useful number of splits."""
+    k_tiles = math.ceil(p.k / tile.bk)
+    blocks = math.prod(tile.grid(p))
+    found = [tile]
+    for wanted in SPLITS[1:]:
+        share = math.ceil(k_tiles / wanted)
+        splits = math.ceil(k_tiles / share)  # every split has work
+        if p.batch > 1 or p.k_rows:
+            break  # grid.z is the batch
+        if share < 4 or blocks * splits > 2 * target.sms * tile.resident(target):
+            break  # a ring needs tiles to fill, and more waves of blocks bring nothing
+        if found[-1].splits != splits:
+            found.append(Tile(tile.bm, tile.bn, tile.bk, tile.wm, tile.wn, tile.stages, splits))
+    return found
+
+
+def cost(site: Site, config: Config, target: Target) -> float:
+    """Estimated microseconds: the slowest of DRAM, the SM's units and the waits for a tile, then what each wave pays."""
+    p = product_of(site)
+    assert isinstance(p, Product)
+    tile = Tile.of(config)
+    blocks = math.prod(tile.grid(p))
+    on_busiest = math.ceil(blocks / target.sms)
+    together = min(on_busiest, tile.resident(target))
+    waves = math.ceil(on_busiest / together)
+    k_tiles = math.ceil(math.ceil(p.k / tile.bk) / tile.splits)
+    busy_us = on_busiest * k_tiles * _tile_clocks(tile, p, target) / CLOCK * 1e6
+    wait_us = waves * k_tiles * max(BARRIER_US, FLIGHT_US / (tile.stages - 1))
+    dram_us = p.nbytes / (DRAM_SHARE * target.dram) * 1e6
+    once_us = LAUNCH_US + waves * (FIRST_TILE_US + EPILOGUE_US)
+    if tile.splits > 1:
+        partial = tile.bm * tile.bn * 4 * (tile.splits + 1)
+        once_us += SPLIT_US + partial / (L2_BYTES_PER_CLOCK * CLOCK) * 1e6
+    return once_us + max(busy_us, wait_us, dram_us)
+
+
+def _tile_clocks(tile: Tile, p: Product, target: Target) -> float:
+    """Clocks that an SM needs for one K tile of one block: products, shared memory or L2, whichever is slowest."""
+    rate = target.tflops[p.x.dtype] * 1e12 / target.sms / CLOCK
+    if target.has & {"wgmma", "tcgen05"}:
+        rate *= LEGACY_MMA
+    products = 2 * tile.bm * tile.bn * tile.bk / rate
+    loaded = (tile.bm + tile.bn) * tile.bk * 2
+    fragments = tile.warps * (tile.wm + tile.wn) * tile.bk * 2
+    smem = (loaded + fragments) / SMEM_BYTES_PER_CLOCK
+    # The units share issue slots: the slowest is never quite alone.
+    return max(products, smem, loaded / L2_BYTES_PER_CLOCK) + 0.25 * min(products, smem)
+
+
+def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
+    p = product_of(site)
+    assert isinstance(p, Product)
+    tile = Tile.of(config)
+    split = tile.splits > 1
+    shape = f"frtc::Tile<{tile.bm}, {tile.bn}, {tile.bk}, {tile.wm}, {tile.wn}, {tile.stages}>"
+    flags = ", ".join("true" if flag else "false" for flag in (split, p.k_rows))
+    workspace = (Param("scratch", 0), Param("counters", 0)) if split else (NULL, NULL)
+    stage = Stage(
+        source="smxx_gemm.cuh",
+        entry=f"frtc::smxx_gemm<{p.x.cuda}, {shape}, {p.epilogue()}, {flags}>",
+        grid=tile.grid(p),
+        block=32 * tile.warps,
+        smem=tile.smem,
+        params=(*p.pointers(), *workspace, *p.sizes(), *p.batches()),
+    )
+    return (stage,)
+
+
+def scratch(site: Site, config: Config) -> int:
+    """Bytes of fp32 partial tiles."""
+    p, tile = product_of(site), Tile.of(config)
+    assert isinstance(p, Product)
+    return math.prod(tile.grid(p)) * tile.bm * tile.bn * 4 if tile.splits > 1 else 0
+
+
+def counters(site: Site, config: Config) -> int:
+    """Bytes: one 32-bit counter for each tile."""
+    p, tile = product_of(site), Tile.of(config)
+    assert isinstance(p, Product)
+    rows, columns, _ = tile.grid(p)
+    return 4 * rows * columns if tile.splits > 1 else 0
+
+
+KERNELS = tuple(
+    Kernel(name, op, "baseline", refuse, configs, cost, stages, scratch, counters) for op, name in KIND.items()
+)
