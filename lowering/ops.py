@@ -296,6 +296,12 @@ def reduce_all(x: Type, *, axes: tuple[int, ...], keepdims: bool = True) -> Type
 
 
 @op
+def argmax(x: Type, *, axis: int, dtype: str = "i64") -> Type:
+    """Index of the first largest element along `axis`, which disappears"""
+    return _reduce(x, (axis,), False, dtype)
+
+
+@op
 def cumsum(x: Type, *, axis: int, dtype: str | None = None) -> Type:
     """Sum over all elements up to and including this one along `axis`."""
     _axis(x, axis)
