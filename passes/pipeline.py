@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,9 +24,7 @@ from frtc.lowering.ir import Module
 from frtc.lowering.text import show_module
 from frtc.lowering.verify import Invalid, verify_module
 from frtc.passes.check import compare
-from frtc.passes.rewrite import FIRED
-
-Pass = Callable[[Module], Module]
+from frtc.passes.rewrite import FIRED, Pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def run_passes(module: Module, passes: Sequence[Pass], options: Options | None =
     report = Report()
     _dump(module, 0, "import", options)
     for number, one in enumerate(passes, 1):
-        name = one.__name__
+        name = name_of(one)
         started, fired = time.perf_counter(), Counter[str]()
         token = FIRED.set(fired)
         try:
@@ -85,6 +83,11 @@ def run_passes(module: Module, passes: Sequence[Pass], options: Options | None =
         if options.stop == name:
             break
     return module, report
+
+
+def name_of(one: Pass) -> str:
+    """The pass's function, also where a pass is a function with a target's abilities bound to it."""
+    return getattr(one, "__name__", "") or one.func.__module__.rpartition(".")[2]  # type: ignore[attr-defined]
 
 
 def _log(options: Options, name: str, report: Report, fired: Counter[str], module: Module) -> None:

@@ -1,7 +1,8 @@
 """The rewriter: lists of (pattern, function) applied to a graph until none fires.
 
-A function gets the pattern's variables by name (and `node`, the matched root, if it asks for it) and returns the
-replacement, or None to decline. A replacement must have the type of what it replaces.
+A pattern is a graph with holes, or a frozenset of op names: every node of these ops. A function gets the pattern's
+variables by name (and, if it asks for them, `node`, the matched root, and `uses`, how many read each node) and returns
+the replacement, or None to decline. A replacement must have the type of what it replaces.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from frtc.lowering.ir import Graph, Node, make, walk
+from frtc.lowering.ir import Graph, Module, Node, make, walk
 from frtc.lowering.pattern import Call, Maybe, Once, match
 from frtc.lowering.verify import Invalid
 
 FIRED: ContextVar[Counter[str] | None] = ContextVar("FIRED", default=None)  # set by whoever wants to count
 MAX_SWEEPS = 64
+Pass = Callable[[Module], Module]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ def _index(rule_lists: Sequence[Rules]) -> dict[str, list[tuple[str, Any, Callab
 
 
 def _roots(pattern: Any) -> list[str]:
+    if isinstance(pattern, frozenset):
+        return sorted(pattern)
     if isinstance(pattern, Call):
         return [pattern.op]
     if isinstance(pattern, Once):
@@ -90,8 +94,9 @@ class _Sweep:
 
     def _step(self, node: Node) -> Node | None:
         for name, pattern, function, wanted in self.by_op.get(node.op, ()):
-            for bound in match(pattern, node, self.uses, {}):
-                offered = {**bound, "node": node}
+            found = ({},) if isinstance(pattern, frozenset) else match(pattern, node, self.uses, {})
+            for bound in found:
+                offered = {**bound, "node": node, "uses": self.uses}
                 new = function(**{k: offered[k] for k in wanted})
                 if new is None or new is node or not self.allow(new):
                     continue

@@ -44,7 +44,8 @@ class Launch:
     kernel    index into Program.kernels
     smem      dynamic shared memory, bytes
     params    (kind, value) in the kernel's order: "operand" and "result" take the address of that Ref of the call (null
-              where the operand is absent), "scratch" the call's workspace plus `value` bytes, "i32", "i64", "f32" a number
+              where the operand is absent), "scratch" the call's workspace plus `value` bytes, "counters" the same for its
+              counters, "i32", "i64", "f32" a number
     """
 
     kernel: int
@@ -61,6 +62,7 @@ class Call:
     name      module path and source line it came from
     after     indices of earlier calls of the same program that must be complete before this one starts
     scratch   byte offset of the workspace in the arena, and its size
+    counters  byte offset in the state space, and size, of memory that is zero at first and that every run leaves zero
     """
 
     name: str
@@ -71,6 +73,7 @@ class Call:
     launches: tuple[Launch, ...]
     after: tuple[int, ...] = ()
     scratch: tuple[int, int] = (0, 0)
+    counters: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

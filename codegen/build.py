@@ -1,0 +1,204 @@
+"""Build: a module after all passes becomes a Program and the cubins it launches.
+
+Emit every program, plan memory, derive dependences, compile what is launched. Nothing here depends on the model's or the
+target's name; two builds of the same module for the same target give equal programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from frtc.codegen.dependences import verify_no_race, with_dependences
+from frtc.codegen.emit import Emitted, Emitter
+from frtc.codegen.memory import Lifetime, aligned, plan_arena
+from frtc.codegen.nvrtc import Job, compile_all
+from frtc.codegen.places import Buffer, Place, new_place
+from frtc.codegen.placement import Placement, place_module
+from frtc.codegen.pointwise import copy_site
+from frtc.errors import FrtcError
+from frtc.kernels.catalog import CATALOG, Catalog
+from frtc.kernels.spec import Stage as KernelStage
+from frtc.kernels.targets import Target
+from frtc.lowering.ir import Graph, Let, Module, Node
+from frtc.lowering.ir import Repeat as IrRepeat
+from frtc.lowering.ir import Run as IrRun
+from frtc.lowering.ir import Step
+from frtc.lowering.text import show
+from frtc.runtime import plan
+from frtc.runtime.plan import Call, Entry, Launch, Program, Repeat, Run, Slot, Stage, WeightEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A program without policy, its cubins by tensor name, and the expression of each weight."""
+
+    program: Program
+    cubins: Mapping[str, bytes]
+    expressions: Mapping[str, Node]
+    emitted: Mapping[str, tuple[Emitted, ...]]
+
+
+def build(
+    module: Module, target: Target, families: tuple[str, ...] = ("baseline",), catalog: Catalog = CATALOG, jobs: int = 0
+) -> Built:
+    """Choose kernels, place values, compile. `jobs` is the number of compiler threads (0: all cores)."""
+    placement = place_module(module)
+    weights = _Weights()
+    emitted: dict[str, list[Emitted]] = {}
+    counters = dict(_counters(module.schedule))
+    for graph in module.graphs:
+        emitter = Emitter(graph, placement, target, catalog, families, counters.get(graph.name, ""), weights.place)
+        emitted[graph.name] = emitter.run()
+    schedule = _schedule(module.schedule, placement, target, catalog, families, emitted)
+    arena, state = _plan_memory(emitted, placement)
+    launches, entries, cubins = _compile([s for calls in emitted.values() for c in calls for s in _stages(c, target)], target, jobs)
+    stages = tuple(_stage(name, calls, target, launches) for name, calls in emitted.items())
+    expressions = dict(module.weights.outputs)
+    program = Program(
+        model=module.name,
+        target=plan.BuiltFor(
+            target.name, target.sm, target.nvcc, target.min_driver, "+".join(families), target.evidence
+        ),
+        weights_nbytes=weights.nbytes,
+        arena_nbytes=arena,
+        state_nbytes=state,
+        kernels=entries,
+        weights=weights.entries(expressions),
+        inputs=tuple(Slot(name, t.dtype, t.shape) for name, t in module.inputs.items()),
+        outputs=tuple(_output(module, outside, name) for outside, name in module.outputs),
+        stages=stages,
+        schedule=schedule,
+    )
+    return Built(program, cubins, expressions, {k: tuple(v) for k, v in emitted.items()})
+
+
+class _Weights:
+    """The weights block: one place per weight that a call reads, in order of first use."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, tuple[Node, Place]] = {}
+        self.nbytes = 0
+
+    def place(self, node: Node) -> Place:
+        name = node["name"]
+        if name not in self.places:
+            place = new_place(plan.WEIGHTS, node.t)
+            place.buffer.offset = self.nbytes
+            self.nbytes += aligned(place.buffer.nbytes)
+            self.places[name] = (node, place)
+        return self.places[name][1]
+
+    def entries(self, expressions: Mapping[str, Node]) -> tuple[WeightEntry, ...]:
+        return tuple(
+            WeightEntry(name, p.buffer.offset, n.dtype, n.shape, show(Graph("weight", (), (("out", expressions[name]),))))
+            for name, (n, p) in self.places.items()
+        )
+
+
+def _counters(steps: tuple[Step, ...]) -> list[tuple[str, str]]:
+    """(program, name of the counter of the innermost repeat around it)."""
+    found = []
+    for step in steps:
+        if isinstance(step, IrRepeat):
+            found += [(s.program, step.index) for s in step.body if isinstance(s, IrRun)]
+            found += _counters(step.body)
+    return found
+
+
+def _schedule(
+    steps: tuple[Step, ...],
+    placement: Placement,
+    target: Target,
+    catalog: Catalog,
+    families: tuple[str, ...],
+    emitted: dict[str, list[Emitted]],
+) -> tuple[Run | Repeat, ...]:
+    """The Plan's schedule; a `let` becomes a stage of one copy."""
+    result: list[Run | Repeat] = []
+    for step in steps:
+        if isinstance(step, IrRun):
+            result.append(Run(step.program))
+        elif isinstance(step, IrRepeat):
+            result.append(Repeat(step.count, _schedule(step.body, placement, target, catalog, families, emitted)))
+        elif isinstance(step, Let):
+            source, home = placement.shared[step.source], placement.shared[step.name]
+            site = copy_site(source.operand(), home.operand())
+            choice = catalog.select(site, target, families)
+            emitted[f"let.{step.name}"] = [Emitted(f"let {step.name}", site, choice, (source,), (home,), None)]
+            result.append(Run(f"let.{step.name}"))
+        else:
+            what = "a loop whose end is decided on the device cannot be compiled yet"
+            raise FrtcError("codegen.while", what, [("loop", f"while {step.condition}")], "unroll it with repeat")
+    return tuple(result)
+
+
+def _plan_memory(emitted: Mapping[str, list[Emitted]], placement: Placement) -> tuple[int, int]:
+    """Set the offset of every buffer; sizes of the arena and of the state space."""
+    arena, state = 0, 0
+    kept = [p.buffer for p in [*placement.shared.values(), *placement.concats.values()]]
+    kept += [c.counters for calls in emitted.values() for c in calls if c.counters]
+    for buffer in dict.fromkeys(kept):
+        if buffer.space == plan.STATE and buffer.offset < 0:
+            buffer.offset, state = state, state + aligned(buffer.nbytes)
+    for calls in emitted.values():
+        touched: dict[Buffer, list[int]] = {}
+        for i, call in enumerate(calls):
+            buffers = [p.buffer for p in (*call.operands, *call.results) if p is not None] + [call.scratch]
+            for b in buffers:
+                if b is not None and b.space == plan.ARENA:
+                    touched.setdefault(b, []).append(i)
+        offsets, size = plan_arena([Lifetime(b.nbytes, at[0], at[-1]) for b, at in touched.items()])
+        for b, offset in zip(touched, offsets, strict=True):
+            b.offset = offset
+        arena = max(arena, size)
+    return arena, state
+
+
+def _stages(call: Emitted, target: Target) -> tuple[KernelStage, ...]:
+    return call.choice.kernel.stages(call.site, call.choice.config, target)
+
+
+def _compile(
+    stages: list[KernelStage], target: Target, jobs: int
+) -> tuple[dict[Job, int], tuple[Entry, ...], dict[str, bytes]]:
+    """Compile each distinct kernel once: job -> index of its entry, the entries, cubins by tensor name."""
+    most: dict[Job, int] = {}
+    for stage in stages:
+        job = Job.of(stage, target)
+        most[job] = max(most.get(job, 0), stage.smem)
+    compiled = compile_all(list(most))
+    names = {job: f"cubin.{i:03d}" for i, job in enumerate(most)}
+    entries = tuple(Entry(names[job], c.symbol, most[job]) for job, c in zip(most, compiled, strict=True))
+    cubins = {names[job]: c.image for job, c in zip(most, compiled, strict=True)}
+    return {job: i for i, job in enumerate(most)}, entries, cubins
+
+
+def _stage(name: str, emitted: list[Emitted], target: Target, index: Mapping[Job, int]) -> Stage:
+    calls = with_dependences([_call(e, target, index) for e in emitted])
+    verify_no_race(calls)
+    return Stage(name, calls)
+
+
+def _call(e: Emitted, target: Target, index: Mapping[Job, int]) -> Call:
+    launches = []
+    for stage in _stages(e, target):
+        params = tuple((p.kind, p.value) for p in stage.params)
+        launches.append(Launch(index[Job.of(stage, target)], stage.grid, stage.block, stage.smem, params))
+    return Call(
+        name=e.name,
+        op=e.site.op,
+        attrs=dict(e.site.attrs),
+        operands=tuple(p and p.ref() for p in e.operands),
+        results=tuple(p.ref() for p in e.results),
+        launches=tuple(launches),
+        scratch=(e.scratch.offset, e.scratch.nbytes) if e.scratch else (0, 0),
+        counters=(e.counters.offset, e.counters.nbytes) if e.counters else (0, 0),
+    )
+
+
+def _output(module: Module, outside: str, name: str) -> Slot:
+    type = next(n.t for g in module.graphs for k, n in g.outputs if k == name)
+    return Slot(outside, type.dtype, type.shape)
+
+

@@ -1,0 +1,122 @@
+"""Placement: which memory each value of a module lives in, before anything is launched.
+
+    module inputs            slots, filled by the caller
+    module results           slots; the value that the program computes lives there, nothing is copied at the end
+    between programs         the state space: each program can run again alone
+    inside a program         the arena
+    weights                  the weights block
+
+A concat has no launch: its parts are written where the whole expects them, also when another program writes a part (the
+prefix writes its keys in front of the place where each denoise step writes its own).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from frtc.codegen.places import Place, new_place
+from frtc.lowering.ir import Graph, Module, Node, Type
+from frtc.lowering.strided import Strided
+from frtc.runtime.plan import ARENA, SLOT, STATE
+
+
+@dataclass(slots=True)
+class Placement:
+    """Places of values that pass between programs, and of concats that hold such values.
+
+    shared    name in the environment -> place
+    concats   concat node -> place of the whole
+    """
+
+    shared: dict[str, Place] = field(default_factory=dict)
+    concats: dict[Node, Place] = field(default_factory=dict)
+
+
+def place_module(module: Module) -> Placement:
+    """Homes for everything that is not local to one program."""
+    placement = Placement()
+    types = _types(module)
+    for name, type in module.inputs.items():
+        placement.shared[name] = new_place(SLOT, type, name)
+    for outside, name in module.outputs:
+        placement.shared[name] = new_place(SLOT, types[name], outside)
+    for graph in module.graphs:
+        for node in graph.nodes:
+            if node.op == "concat" and not node.is_const:
+                _place_concat(node, placement)
+    for name, type in types.items():
+        if name not in placement.shared:
+            placement.shared[name] = new_place(STATE, type)
+    return placement
+
+
+def _types(module: Module) -> dict[str, Type]:
+    """Every name that a program writes, or keeps as a state, with its type."""
+    written = {name: node.t for graph in module.graphs for name, node in graph.outputs}
+    return written | {s["name"]: s.t for graph in module.graphs for s in graph.states}
+
+
+def _place_concat(node: Node, placement: Placement) -> None:
+    """Let values of other programs that this concat reads live inside it."""
+    free = [a for a in node.operands if a.op == "input" and a["name"] not in placement.shared]
+    if not free:
+        return
+    whole = new_place(STATE, node.t)
+    placement.concats[node] = whole
+    for part, place in parts(node, whole):
+        if part in free:
+            placement.shared[part["name"]] = place
+
+
+def parts(node: Node, whole: Place) -> list[tuple[Node, Place]]:
+    """Each operand of a concat with its slice of the whole."""
+    found, at, axis = [], 0, node["axis"]
+    for part in node.operands:
+        stop = at + part.shape[axis]
+        strided = whole.strided.slice(axis, at, stop, 1)
+        found.append((part, Place(whole.buffer, whole.dtype, strided, whole.step)))
+        at = stop
+    return found
+
+
+def targets(graph: Graph, placement: Placement) -> dict[Node, Place]:
+    """Where the computed values of `graph` are to be written, for those that do not simply get a place in the arena."""
+    wanted: dict[Node, Place] = {}
+    for name, node in graph.outputs:
+        if _writes_freely(node) and node not in wanted and _may_overwrite(graph, name, node):
+            wanted[node] = placement.shared[name]
+    for node in reversed(graph.nodes):
+        if node.op == "concat" and not node.is_const:
+            whole = placement.concats.get(node) or wanted.get(node) or new_place(ARENA, node.t)
+            wanted[node] = whole
+            for part, place in parts(node, whole):
+                _aim(part, place, wanted)
+    return wanted
+
+
+def _aim(part: Node, place: Place, wanted: dict[Node, Place]) -> None:
+    """Have `part` written to `place`; through a view of the whole value, its source writes there."""
+    if part.op == "view" and part.args[0] is not None:
+        source, strided = part.args[0], Strided(part["shape"], part["strides"], part["offset"])
+        inverse = place.strided.reshape(source.shape) if strided.is_packed and part.t.size == source.t.size else None
+        if inverse is not None:
+            _aim(source, Place(place.buffer, place.dtype, inverse, place.step), wanted)
+    elif _writes_freely(part) and part not in wanted:
+        wanted[part] = place
+
+
+def _writes_freely(node: Node) -> bool:
+    """Computed by a launch here (views, inputs and constants have a place already)."""
+    return node.op not in ("input", "state", "view", "read", "write") and not node.is_const
+
+
+def _may_overwrite(graph: Graph, name: str, node: Node) -> bool:
+    """A loop-carried value may be written where it is read if the writer is its last reader and reads each element itself."""
+    old = next((n for n in graph.inputs if n["name"] == name), None)
+    if old is None:
+        return True
+    order = {n: i for i, n in enumerate(graph.nodes)}
+    readers = [n for n in graph.nodes if old in n.operands]
+    elementwise = {"linear": (3,)}.get(node.op, ())
+    inside = [i for i, a in enumerate(node.args) if a is old]
+    return all(order[r] <= order[node] for r in readers) and all(i in elementwise for i in inside)
