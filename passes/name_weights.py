@@ -50,7 +50,7 @@ def _describe(expression: Node) -> str:
     """The names of the nearest weights, their common part written once; the op for expressions over literals."""
     level, seen = [expression], set()
     while level:
-        names = sorted({n["name"] for n in level if n.op == "weight"})
+        names = list(dict.fromkeys(n["name"] for n in level if n.op == "weight"))
         if names:
             shared = commonprefix(names)
             shared = shared if len(names) == 1 else shared[: shared.rfind(".") + 1]
