@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Operand, Param, Site
@@ -14,7 +15,7 @@ NULL = Param("i64", 0)  # a pointer that is never followed
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A strided operand: position in the site, dtype, elements from row to row and from batch to batch (0: the same)."""
+    """A strided operand: place in the site, dtype, elements from row to row and batch to batch (0: always the same)."""
 
     index: int
     dtype: str
@@ -158,7 +159,7 @@ def _aligned(operand: Operand | None, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _split_rows(lead: Sequence[int], views: list[tuple[int, ...]]) -> tuple[int, int, list[tuple[int, int]]] | None:
-    """(batch, rows, (row stride, batch stride) of each view): leading axes as one axis of rows, or as batch and rows."""
+    """(batch, rows, (row stride, batch stride) of each view): leading axes as one axis of rows, or as two."""
     for cut in range(len(lead) + 1):
         rows = [_fold(lead[cut:], view[cut:]) for view in views]
         batches = [_fold(lead[:cut], view[:cut]) for view in views]
@@ -173,7 +174,7 @@ def _split_rows(lead: Sequence[int], views: list[tuple[int, ...]]) -> tuple[int,
 def _fold(extents: Sequence[int], strides: Sequence[int]) -> int | None:
     """Stride of the one axis that these axes form, None if they form none; 0 for no axis."""
     axes = [(extent, stride) for extent, stride in zip(extents, strides, strict=True) if extent > 1]
-    for (_, outer), (extent, inner) in zip(axes, axes[1:], strict=False):
+    for (_, outer), (extent, inner) in pairwise(axes):
         if outer != extent * inner:
             return None
     return axes[-1][1] if axes else 0

@@ -149,7 +149,7 @@ def _splits(tile: Tile, p: Product, target: Target) -> list[Tile]:
 
 
 def cost(site: Site, config: Config, target: Target) -> float:
-    """Estimated microseconds: the slowest of DRAM, the SM's units and the waits for a tile, then what each wave pays."""
+    """Estimated microseconds: the slowest of DRAM, the SM's units and the waits for tiles; what each wave pays."""
     p = product_of(site)
     assert isinstance(p, Product)
     tile = Tile.of(config)

@@ -63,7 +63,7 @@ def _times_transposed(x: Array, w: Array) -> Array:
 def _in_order(a: Array, b: Array) -> Array:
     """a @ b in float64, one k after the other: a fold has the same bits on every machine, which no BLAS promises."""
     a, b = a.astype(np.float64, copy=False), b.astype(np.float64, copy=False)
-    y: Array = np.zeros(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (*a.shape[-2:-1], b.shape[-1]))
+    y: Array = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:-1], b.shape[-1]))
     for k in range(a.shape[-1]):
         y += a[..., k, None] * b[..., k, None, :] if a.ndim > 1 else a[k] * b[k]
     return y

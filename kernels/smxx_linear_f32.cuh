@@ -1,0 +1,136 @@
+// y = epilogue(x w^T) in fp32 on the ordinary units: for what must not pass through 16 bits, and for rows that the
+// tensor-core kernel cannot read
+//
+//   x  [M, K] rows of stride ldx          w  [N, K] rows of stride ldw          fp32, bf16 or fp16, any alignment
+//   y  [M, N], or [M, N / 2] where gated; bias, gate, residual: epilogue.cuh; batch as in smxx_gemm.cuh
+//
+//   smxx_linear_f32   tiles, for many outputs. Sums over K in order, one fused multiply-add at a time
+//     grid   (ceil(M / BM), ceil(N / 128), batch)    block  256 threads, each TM = BM / 16 rows by 8 columns
+//     smem   two [16, BM + 128] tiles of fp32, k-major, static
+//     moves  x and w from L2 for every tile; bound by shared memory: TM + 8 floats for 8 TM multiply-adds
+//   smxx_dot_f32      one warp for 8 columns of one row, for few outputs of long rows. Lanes take turns along K
+//     grid   (M, ceil(N / 32), batch)                block  4 warps
+#pragma once
+
+#include "epilogue.cuh"
+#include "numeric.cuh"
+#include "ptx.cuh"
+
+namespace frtc {
+
+// One thread's share of a [ROWS, K_TILE] tile: loaded to registers while the tile before is multiplied.
+template <int ROWS, int K_TILE, int THREADS>
+struct Share {
+    static constexpr int COUNT = ROWS * K_TILE / THREADS, STEP = THREADS / K_TILE;
+    static_assert(ROWS % STEP == 0, "whole shares");
+    float at[COUNT];
+
+    template <typename T>
+    __device__ __forceinline__ void load(const T* matrix, int ld, int row0, int rows, int k0, int K) {
+        const int k = k0 + threadIdx.x % K_TILE;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int row = row0 + threadIdx.x / K_TILE + i * STEP;
+            at[i] = row < rows && k < K ? to_f32(matrix[static_cast<i64>(row) * ld + k]) : 0.0f;
+        }
+    }
+
+    // Transposes: tile[k][row], rows of STRIDE floats.
+    template <int STRIDE>
+    __device__ __forceinline__ void store(float* tile) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            tile[threadIdx.x % K_TILE * STRIDE + threadIdx.x / K_TILE + i * STEP] = at[i];
+        }
+    }
+};
+
+template <typename X, typename W, int BM, typename EPILOGUE>
+__global__ void __launch_bounds__(256, 1)
+smxx_linear_f32(const X* __restrict__ x, const W* __restrict__ w, const typename EPILOGUE::BiasType* __restrict__ bias,
+                const typename EPILOGUE::ResidualType* residual, const typename EPILOGUE::GateType* gate,
+                typename EPILOGUE::OutType* y, int M, int N, int K, int ldx, int ldw, int ld_residual, int ld_gate, int ldy,
+                i64 batch_x, i64 batch_w, i64 batch_residual, i64 batch_gate, i64 batch_y) {
+    constexpr int K_TILE = 16, BN = 128, TM = BM / 16, TN = EPILOGUE::IN;
+    // Four floats of padding keep the rows aligned and spread a warp's transposing stores over the banks.
+    constexpr int A = BM + 4, B = BN + 4;
+    __shared__ __align__(16) float tiles[2][K_TILE * (A + B)];
+    x += blockIdx.z * batch_x, w += blockIdx.z * batch_w, y += blockIdx.z * batch_y;
+    if (residual) residual += blockIdx.z * batch_residual;
+    if (gate) gate += blockIdx.z * batch_gate;
+
+    const int m0 = blockIdx.x * BM, n0 = blockIdx.y * BN;
+    const int row0 = threadIdx.x / 16 * TM, column0 = threadIdx.x % 16 * TN;
+    const int k_tiles = (K + K_TILE - 1) / K_TILE - (kSabotage == Sabotage::last_k_tile ? 1 : 0);
+    Share<BM, K_TILE, 256> of_x;
+    Share<BN, K_TILE, 256> of_w;
+    float acc[TM][TN] = {};
+    of_x.load(x, ldx, m0, M, 0, K), of_w.load(w, ldw, n0, N, 0, K);
+    for (int tile = 0; tile < k_tiles; ++tile) {
+        float* const a = tiles[tile % 2];
+        float* const b = a + K_TILE * A;
+        of_x.template store<A>(a), of_w.template store<B>(b);
+        __syncthreads();  // the one barrier: the other tile is written only after every thread has passed here
+        of_x.load(x, ldx, m0, M, (tile + 1) * K_TILE, K), of_w.load(w, ldw, n0, N, (tile + 1) * K_TILE, K);
+#pragma unroll
+        for (int k = 0; k < K_TILE; ++k) {
+            float u[TM], v[TN];
+            load_f32(u, a + k * A + row0);
+            load_f32(v, b + k * B + column0);
+#pragma unroll
+            for (int i = 0; i < TM; ++i) {
+#pragma unroll
+                for (int j = 0; j < TN; ++j) acc[i][j] = fmaf(u[i], v[j], acc[i][j]);
+            }
+        }
+    }
+    const EPILOGUE epilogue(bias, residual, gate, y, M, N, ld_residual, ld_gate, ldy);
+#pragma unroll
+    for (int i = 0; i < TM; ++i) epilogue.store(m0 + row0 + i, n0 + column0, acc[i]);
+}
+
+// This lane's part of the products of one row of x with 8 rows of w, V neighbouring elements at a time.
+template <int V, int COLUMNS, typename X, typename W>
+__device__ __forceinline__ void dot(float (&acc)[COLUMNS], const X* x, const W* w, int ldw, int columns, int K) {
+#pragma unroll 2
+    for (int k = threadIdx.x % 32 * V; k < K; k += 32 * V) {
+        float u[V];
+        load_f32(u, x + k);
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) {
+            float v[V];
+            load_f32(v, w + static_cast<i64>(j < columns ? j : 0) * ldw + k);
+#pragma unroll
+            for (int i = 0; i < V; ++i) acc[j] = fmaf(u[i], v[i], acc[j]);
+        }
+    }
+}
+
+template <typename X, typename W, typename EPILOGUE>
+__global__ void __launch_bounds__(128)
+smxx_dot_f32(const X* __restrict__ x, const W* __restrict__ w, const typename EPILOGUE::BiasType* __restrict__ bias,
+             const typename EPILOGUE::ResidualType* residual, const typename EPILOGUE::GateType* gate,
+             typename EPILOGUE::OutType* y, int M, int N, int K, int ldx, int ldw, int ld_residual, int ld_gate, int ldy,
+             i64 batch_x, i64 batch_w, i64 batch_residual, i64 batch_gate, i64 batch_y) {
+    constexpr int COLUMNS = EPILOGUE::IN, V = 4;
+    x += blockIdx.z * batch_x, w += blockIdx.z * batch_w, y += blockIdx.z * batch_y;
+    if (residual) residual += blockIdx.z * batch_residual;
+    if (gate) gate += blockIdx.z * batch_gate;
+
+    const int row = blockIdx.x, column = (blockIdx.y * 4 + threadIdx.x / 32) * COLUMNS;
+    if (column >= N) return;
+    const int length = K - (kSabotage == Sabotage::last_k_tile ? 1 : 0);
+    x += static_cast<i64>(row) * ldx, w += static_cast<i64>(column) * ldw;
+    float acc[COLUMNS] = {};
+    if (length % V == 0 && vectors_ok<V>(x, ldx) && vectors_ok<V>(w, ldw)) {
+        dot<V>(acc, x, w, ldw, N - column, length);
+    } else {
+        dot<1>(acc, x, w, ldw, N - column, length);
+    }
+#pragma unroll
+    for (int j = 0; j < COLUMNS; ++j) acc[j] = warp_sum(acc[j]);
+    const EPILOGUE epilogue(bias, residual, gate, y, M, N, ld_residual, ld_gate, ldy);
+    if (threadIdx.x % 32 == 0) epilogue.store(row, column, acc);
+}
+
+}  // namespace frtc

@@ -1,0 +1,76 @@
+"""linear and gated_linear on the ordinary units: fp32 operands, and rows of any alignment. smxx_linear_f32.cuh."""
+
+from __future__ import annotations
+
+import math
+
+from frtc.kernels.product import EPILOGUE_TYPES, Product, product_of
+from frtc.kernels.spec import Config, Kernel, Site, Stage
+from frtc.kernels.targets import Target
+
+KIND = {"linear": "smxx_linear_f32", "gated_linear": "smxx_gated_linear_f32"}
+ROWS = (128, 64, 32, 16)  # of a tile; 0 in a config: one warp for 8 columns of a row
+COLUMNS = 128
+
+FMA_PER_CLOCK = 128  # fp32, of an SM; 64 on sm_80, which is then twice as slow as estimated with the same choice
+CLOCK = 1.7e9
+LAUNCH_US, TILE_US, LINE_US = 2.0, 0.5, 0.3  # launch; one K tile of 16; one turn of a warp along K
+
+
+def refuse(site: Site, target: Target) -> str:
+    p = product_of(site)
+    if isinstance(p, str):
+        return p
+    for matrix in (p.x, p.w, p.bias, p.residual, p.gate, p.y):
+        if matrix and matrix.dtype not in EPILOGUE_TYPES:
+            return f"no {matrix.dtype} here"
+    if p.batch > 65535 or math.ceil(p.n / 32) > 65535:
+        return "more blocks than a grid holds"
+    return ""
+
+
+def configs(site: Site, target: Target) -> list[Config]:
+    p = product_of(site)
+    assert isinstance(p, Product)
+    # A tile that is half empty does half of its work for nothing.
+    return [{"ROWS": rows} for rows in (*ROWS, 0) if rows <= 16 or rows // 2 < p.m]
+
+
+def cost(site: Site, config: Config, target: Target) -> float:
+    """Estimated microseconds."""
+    p = product_of(site)
+    assert isinstance(p, Product)
+    rows = int(config["ROWS"])
+    blocks = math.prod(_grid(p, rows))
+    if rows == 0:
+        turns = math.ceil(p.k / 128) * math.ceil(blocks / (target.sms * 8))
+        return LAUNCH_US + turns * LINE_US
+    per_thread = rows // 16
+    share = per_thread * 8 / (per_thread * 8 + 2 * (per_thread + 8))  # multiply-adds among the instructions
+    clocks = rows * COLUMNS * p.k / (FMA_PER_CLOCK * share)
+    return LAUNCH_US + math.ceil(blocks / target.sms) * max(clocks / CLOCK * 1e6, math.ceil(p.k / 16) * TILE_US)
+
+
+def _grid(p: Product, rows: int) -> tuple[int, int, int]:
+    if rows == 0:
+        return (p.m, math.ceil(p.n / 32), p.batch)
+    return (math.ceil(p.m / rows), math.ceil(p.n / COLUMNS), p.batch)
+
+
+def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
+    p = product_of(site)
+    assert isinstance(p, Product)
+    rows = int(config["ROWS"])
+    name, size = ("smxx_dot_f32", "") if rows == 0 else ("smxx_linear_f32", f"{rows}, ")
+    stage = Stage(
+        source="smxx_linear_f32.cuh",
+        entry=f"frtc::{name}<{p.x.cuda}, {p.w.cuda}, {size}{p.epilogue()}>",
+        grid=_grid(p, rows),
+        block=128 if rows == 0 else 256,
+        smem=0,
+        params=(*p.pointers(), *p.sizes(), *p.batches()),
+    )
+    return (stage,)
+
+
+KERNELS = tuple(Kernel(name, op, "baseline", refuse, configs, cost, stages) for op, name in KIND.items())
