@@ -14,9 +14,10 @@ from frtc.codegen.places import Buffer, Place, new_place, padded
 from frtc.codegen.placement import Placement, parts, targets
 from frtc.codegen.pointwise import copy_site, scalar, site_attrs
 from frtc.kernels.catalog import Catalog, Choice, NoKernel
+from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Site
 from frtc.kernels.targets import Target
-from frtc.lowering.ir import Graph, Node
+from frtc.lowering.ir import Graph, Node, Type
 from frtc.lowering.ops import POINTWISE
 from frtc.lowering.strided import Strided
 from frtc.runtime.plan import ARENA, STATE
@@ -63,7 +64,7 @@ class Emitter:
             self._visit(node)
         for name, node in self.graph.outputs:
             home = self.placement.shared[name]
-            if self._place(node) != home:
+            if not _same(self._place(node), home):
                 self._copy(self._place(node), home, f"result {name}")
         return self.calls
 
@@ -79,8 +80,8 @@ class Emitter:
             self.places[node] = (self._view(node),)
         elif node.op == "index" and self._counts(node.args[1]):
             self.places[node] = (self._entry(node),)
-        elif node.op == "concat":
-            self._concat(node)
+        elif node.op in ("concat", "reshape") and not node.is_const:
+            self._assemble(node)
         elif node.op in ("read", "write"):
             self._state(node)
         elif not (node.op == "const" or node.is_const):
@@ -110,15 +111,23 @@ class Emitter:
         table = self._place(node.args[0])
         assert table.step == 0, "a table of tables by one counter"
         inner = Strided(table.strided.shape[1:], table.strided.strides[1:], table.strided.offset)
-        size = table.strided.strides[0] * (table.buffer.nbytes and _itemsize(table))
+        size = table.strided.strides[0] * _itemsize(table)
         return replace(table, strided=inner, step=size)
 
-    def _concat(self, node: Node) -> None:
+    def _assemble(self, node: Node) -> None:
+        """Parts that are not yet where the whole expects them are copied there."""
         whole = self.wanted[node]
         self.places[node] = (whole,)
-        for part, place in parts(node, whole):
+        found = parts(node, whole)
+        if not found:  # padded rows: the operand's shape is no view of the whole
+            source = self._place(node.operands[0])
+            gapless = Place(Buffer(ARENA, node.t.nbytes), node.dtype, Strided.packed(node.shape))
+            inner = Place(gapless.buffer, node.dtype, Strided.packed(node.operands[0].shape))
+            self._copy(source, inner, node.loc)
+            self._copy(gapless, whole, node.loc)
+        for part, place in found:
             source = self._place(part)
-            if source != place:
+            if not _same(source, place):
                 self._copy(source, place, node.loc)
 
     def _state(self, node: Node) -> None:
@@ -182,3 +191,19 @@ class Emitter:
         if size := kernel.counters(call.site, config):
             call.counters = Buffer(STATE, size)
         self.calls.append(call)
+
+
+def _same(a: Place, b: Place) -> bool:
+    """The same elements in the same order; strides of axes with one element do not matter."""
+    steps = [
+        tuple(s if n > 1 else 0 for n, s in zip(p.strided.shape, p.strided.strides, strict=True)) for p in (a, b)
+    ]
+    return a.buffer is b.buffer and steps[0] == steps[1] and a.strided.offset == b.strided.offset
+
+
+def _itemsize(place: Place) -> int:
+    return DTYPES[place.dtype].itemsize
+
+
+def _type(place: Place) -> Type:
+    return Type(place.dtype, place.strided.shape)

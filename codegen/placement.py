@@ -6,8 +6,9 @@
     inside a program         the arena
     weights                  the weights block
 
-A concat has no launch: its parts are written where the whole expects them, also when another program writes a part (the
-prefix writes its keys in front of the place where each denoise step writes its own).
+A concat has no launch, and neither has a reshape that no view can express (heads side by side again after attention):
+their parts are written where the whole expects them, also when another program writes a part (the prefix writes its keys
+in front of the place where each denoise step writes its own).
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ def _place_concat(node: Node, placement: Placement) -> None:
 
 
 def parts(node: Node, whole: Place) -> list[tuple[Node, Place]]:
-    """Each operand of a concat with its slice of the whole."""
+    """Each operand of a concat with its slice of the whole; a reshape has one part, the whole in the operand's shape."""
+    if node.op == "reshape" and node.args[0] is not None:
+        strided = whole.strided.reshape(node.args[0].shape)
+        return [(node.args[0], Place(whole.buffer, whole.dtype, strided, whole.step))] if strided is not None else []
     found, at, axis = [], 0, node["axis"]
     for part in node.operands:
         stop = at + part.shape[axis]
@@ -86,7 +90,7 @@ def targets(graph: Graph, placement: Placement) -> dict[Node, Place]:
         if _writes_freely(node) and node not in wanted and _may_overwrite(graph, name, node):
             wanted[node] = placement.shared[name]
     for node in reversed(graph.nodes):
-        if node.op == "concat" and not node.is_const:
+        if node.op in ("concat", "reshape") and not node.is_const:
             whole = placement.concats.get(node) or wanted.get(node) or new_place(ARENA, node.t)
             wanted[node] = whole
             for part, place in parts(node, whole):
@@ -95,14 +99,27 @@ def targets(graph: Graph, placement: Placement) -> dict[Node, Place]:
 
 
 def _aim(part: Node, place: Place, wanted: dict[Node, Place]) -> None:
-    """Have `part` written to `place`; through a view of the whole value, its source writes there."""
+    """Have `part` written to `place`; through a view of a whole value, its source writes there."""
     if part.op == "view" and part.args[0] is not None:
-        source, strided = part.args[0], Strided(part["shape"], part["strides"], part["offset"])
-        inverse = place.strided.reshape(source.shape) if strided.is_packed and part.t.size == source.t.size else None
+        inverse = _inverse(part, part.args[0], place.strided)
         if inverse is not None:
-            _aim(source, Place(place.buffer, place.dtype, inverse, place.step), wanted)
+            _aim(part.args[0], Place(place.buffer, place.dtype, inverse, place.step), wanted)
     elif _writes_freely(part) and part not in wanted:
         wanted[part] = place
+
+
+def _inverse(view: Node, source: Node, place: Strided) -> Strided | None:
+    """Where `source` must lie for its `view` to lie at `place`; None unless the view is a reshape or a permutation."""
+    strided = Strided(view["shape"], view["strides"], view["offset"])
+    if strided.is_packed and view.t.size == source.t.size:
+        return place.reshape(source.shape)
+    axes = {(n, s): step for n, s, step in zip(strided.shape, strided.strides, place.strides, strict=True) if n > 1}
+    packed = Strided.packed(source.shape)
+    wide = [(n, s) for n, s in zip(packed.shape, packed.strides, strict=True) if n > 1]
+    if strided.offset or len(axes) != sum(n > 1 for n in strided.shape) or sorted(axes) != sorted(wide):
+        return None
+    strides = tuple(axes.get((n, s), 0) for n, s in zip(packed.shape, packed.strides, strict=True))
+    return Strided(source.shape, strides, place.offset)
 
 
 def _writes_freely(node: Node) -> bool:
