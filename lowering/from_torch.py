@@ -196,12 +196,15 @@ class _Importer:
     def _leaf(self, kind: InputKind, name: str, type: Type, persistent: bool) -> Node:
         """The value of a parameter, a buffer or a tensor constant, by the rules at the head of this file."""
         scoped = _scoped(self.scope, name)
+        value = _value_of(self.program, name)
         if kind is InputKind.BUFFER and name in self.state_names:
+            if value is not None and value.device.type != "meta" and bool(value.any()):
+                hint = "states start at zero; let a program write what it has to start with"
+                raise FrtcError("lowering.state", f"buffer {scoped} changes and is not zero at first", hint=hint)
             self.states[name] = ir.state(scoped, type)
             return self.states[name]
         if kind is InputKind.PARAMETER or persistent:
             return ir.weight(scoped, type)
-        value = _value_of(self.program, name)
         if value is None or value.device.type == "meta":
             hint = "build the module so that only parameters are on the meta device, or register the buffer as persistent"
             raise FrtcError("lowering.buffer", f"buffer {scoped} of program {self.name} has no values", hint=hint)

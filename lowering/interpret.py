@@ -2,7 +2,7 @@
 
 Modes
     typed   every result is rounded once to its own element type (roundings inside ops happen as their row says)
-    wide    all floats are float32 and nothing is rounded: what the model means
+    wide    all floats are float32 (those declared f64 stay float64) and nothing is rounded: what the model means
     exact   all floats are float64: for folding constants, whose results the caller rounds once
 """
 
@@ -88,7 +88,8 @@ def stored(values: Array, type: Type, mode: str) -> Array:
         return values.astype(DTYPES[type.dtype].numpy, copy=False)
     if mode == "typed":
         return round_to(values, type.dtype)
-    return values.astype(np.float32 if mode == "wide" else np.float64, copy=False)
+    narrow = mode == "wide" and type.dtype != "f64"
+    return values.astype(np.float32 if narrow else np.float64, copy=False)
 
 
 def _evaluate(

@@ -89,6 +89,7 @@ def verify_module(module: Module) -> None:
     for graph in module.graphs:
         verify(graph)
     verify(module.weights)
+    _verify_states(module)
     defined = {name: node.type for name, node in module.weights.outputs}
     for graph in module.graphs:
         for node in walk(graph.roots):
@@ -100,6 +101,16 @@ def verify_module(module: Module) -> None:
     if module.weights.inputs or any(n.op in ("input", "weight") for n in module.weights.nodes):
         raise Invalid("the weights depend on more than checkpoint tensors and literals")
     _verify_schedule(module, module.schedule, {})
+
+
+def _verify_states(module: Module) -> None:
+    """A state has one type in all programs."""
+    known: dict[str, tuple[str, Type]] = {}
+    for graph in module.graphs:
+        for node in graph.states:
+            first, type = known.setdefault(node["name"], (graph.name, node.t))
+            if type != node.t:
+                raise Invalid(f"state {node['name']} is {node.t} in program {graph.name}, {type} in {first}")
 
 
 def _verify_schedule(module: Module, steps: tuple[Step, ...], known: dict[str, Type]) -> None:

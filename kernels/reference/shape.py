@@ -97,6 +97,11 @@ def cumsum(x: Array, *, axis: int) -> Array:
     return np.cumsum(values, axis=axis, dtype=values.dtype if is_float(values) else np.int64)
 
 
+def argmax(x: Array, *, axis: int) -> Array:
+    """Index of the first largest element along `axis`, which disappears."""
+    return np.asarray(np.argmax(widen(x), axis=axis))
+
+
 def _reduction(fn: Callable[..., Any], arithmetic: Callable[[Array], Array]) -> Callable[..., Array]:
     def apply(x: Array, *, axes: Sequence[int], keepdims: bool = True) -> Array:
         return np.asarray(fn(arithmetic(x), axis=tuple(axes), keepdims=keepdims))
@@ -126,6 +131,7 @@ OPS: dict[str, Callable[..., Array]] = {
     "index": index,
     "iota": iota,
     "cumsum": cumsum,
+    "argmax": argmax,
     "reduce_sum": _reduction(np.sum, widen),
     "reduce_mean": _reduction(np.mean, as_float),
     "reduce_max": _reduction(np.max, widen),
