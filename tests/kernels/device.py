@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -32,19 +32,24 @@ def call(answer: Sequence[Any]) -> Any:
 class Arguments:
     """Packed kernel parameters; must live until the launch or the graph node is made."""
 
-    def __init__(self, stage: Stage, operands: Sequence[int], results: Sequence[int], scratch: int) -> None:
-        self._values = [_value(p.kind, p.value, operands, results, scratch) for p in stage.params]
+    def __init__(
+        self, stage: Stage, operands: Sequence[int], results: Sequence[int], scratch: int, counters: int = 0
+    ) -> None:
+        starts = {"scratch": scratch, "counters": counters}
+        self._values = [_value(p.kind, p.value, operands, results, starts) for p in stage.params]
         self._array = (ctypes.c_void_p * len(self._values))(*(ctypes.addressof(v) for v in self._values))
         self.address = ctypes.addressof(self._array)
 
 
-def _value(kind: str, value: float, operands: Sequence[int], results: Sequence[int], scratch: int) -> Any:
+def _value(
+    kind: str, value: float, operands: Sequence[int], results: Sequence[int], starts: Mapping[str, int]
+) -> Any:
     if kind == "operand":
         return ctypes.c_uint64(operands[int(value)])
     if kind == "result":
         return ctypes.c_uint64(results[int(value)])
-    if kind == "scratch":
-        return ctypes.c_uint64(scratch + int(value))
+    if kind in starts:
+        return ctypes.c_uint64(starts[kind] + int(value))
     return {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}[kind](value)
 
 

@@ -177,11 +177,16 @@ class Buffers:
             self.set_bytes += -(-raw.nbytes // 256) * 256
         self.scratch_offset = self.set_bytes
         self.set_bytes += -(-self.scratch // 256) * 256
+        self.counters_offset = self.set_bytes
+        self.counters = np.zeros(case.kernel.counters(case.site, case.config), np.uint8)
+        self.set_bytes += -(-self.counters.nbytes // 256) * 256
         self.copies = copies or max(2, min(64, -(-2 * gpu.l2 // self.set_bytes)))
         self.base = gpu.alloc(self.set_bytes * self.copies)
         for raw, offset in zip(self.raw, self.offsets, strict=True):
             gpu.upload(self.base + offset, raw)
         gpu.poison(self.base + self.scratch_offset, self.scratch)
+        if self.counters.size:
+            gpu.upload(self.base + self.counters_offset, self.counters)
         for k in range(1, self.copies):
             gpu.copy(self.base + k * self.set_bytes, self.base, self.set_bytes)
 
@@ -201,12 +206,15 @@ class Buffers:
         stages = self.case.kernel.stages(self.case.site, self.case.config, TARGET)
         launches = []
         for stage, cubin in zip(stages, compile_all(self.case.jobs()), strict=True):
-            arguments = Arguments(stage, operands, results, start + self.scratch_offset)
+            arguments = Arguments(stage, operands, results, start + self.scratch_offset, start + self.counters_offset)
             launches.append((self.gpu.function(cubin, stage.smem), stage, arguments))
         return launches
 
     def results(self) -> list[Array]:
         """The results of set 0, after checking that nothing else was written."""
+        if self.counters.size:
+            self.gpu.download(self.base + self.counters_offset, self.counters)
+            assert not self.counters.any(), "counters were not left at zero"
         first = len(self.raw) - len(self.case.site.results)
         for index, (raw, offset) in enumerate(zip(self.raw, self.offsets, strict=True)):
             if index < first and raw.nbytes > CHECK_OPERANDS:
