@@ -1,1 +1,0 @@
-"""Tests run against the installed frtc where there is one, else against the checkout (PYTHONPATH=.)."""
