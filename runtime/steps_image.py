@@ -1,0 +1,200 @@
+"""Image steps: resize keeping the aspect into a square, in the arithmetic of the checkpoint's origin.
+
+PilResize    Pillow's bilinear with 8-bit pixels, bit for bit: triangle filter widened by the scale when shrinking,
+             weights in 22-bit fixed point, across, then down, rounded to 8 bits after each.
+             NOTE: Pillow 13 goes down first where the height loses more than twice the pixels that the width loses;
+             the published policies pin older versions, which never do.
+TorchResize  torch's interpolate(mode="bilinear", align_corners=False, antialias=False) on float32 in [0, 1], then
+             x*2-1; equal to torch up to the order of its fused multiply-adds (1e-6).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frtc.errors import FrtcError
+from frtc.runtime.policy import Camera, Images
+
+Array = NDArray[Any]
+
+BITS = 22  # Pillow: 32 - 8 - 2
+BLOCK = 96  # rows resized at a time, so that the accumulators stay in the L2 cache
+BYTE_TO_UNIT = np.arange(256, dtype=np.float32) / np.float32(255)
+
+
+def fit(height: int, width: int, size: int, role: str) -> tuple[int, int]:
+    """Height and width of the picture inside the square: the larger side fills it, both rounded down."""
+    ratio = max(width / size, height / size)
+    h, w = int(height / ratio), int(width / ratio)
+    if h < 1 or w < 1:
+        raise FrtcError("input.image_shape", f"image {role} of {height} x {width} vanishes when resized to {size}")
+    return h, w
+
+
+def pil_weights(n: int, m: int) -> tuple[Array, Array]:
+    """For m outputs over n inputs: index i64 [taps, m] and weight i32 [taps, m, 1] in units of 2**-22."""
+    scale = n / m
+    support = max(scale, 1.0)
+    index = np.zeros((2 * math.ceil(support) + 1, m), np.int64)
+    weight = np.zeros((*index.shape, 1), np.int32)
+    for j in range(m):
+        center = (j + 0.5) * scale
+        low, high = max(int(center - support + 0.5), 0), min(int(center + support + 0.5), n)
+        taps = [max(0.0, 1.0 - abs((x - center + 0.5) * (1.0 / support))) for x in range(low, high)]
+        total = 0.0
+        for tap in taps:  # in this order: sum() is compensated since Python 3.12
+            total += tap
+        index[:, j] = np.minimum(low + np.arange(len(index)), n - 1)
+        weight[: len(taps), j, 0] = [int(0.5 + tap / total * (1 << BITS)) for tap in taps]
+    used = weight.any(axis=(1, 2))
+    return index[used], weight[used]
+
+
+def pil_pass(source: Array, index: Array, weight: Array, acc: Array, product: Array) -> None:
+    """acc [m, k] = round(sum over taps of weight * source [n, k]), all i32. No clip: the weights are not negative."""
+    acc.fill(1 << (BITS - 1))
+    for i in range(len(index)):
+        np.take(source, index[i], axis=0, out=product, mode="clip")
+        product *= weight[i]
+        acc += product
+    acc >>= BITS
+
+
+class PilResize:
+    """u8 [height, width, 3] -> u8 [size, size, 3]. Scratch is allocated here, once per input size."""
+
+    def __init__(self, height: int, width: int, size: int, border: float, role: str) -> None:
+        self.h, self.w = fit(height, width, size, role)
+        self.top, self.left, self.border = (size - self.h) // 2, (size - self.w) // 2, border
+        self.across = pil_weights(width, self.w) if self.w != width else None
+        self.down = pil_weights(height, self.h) if self.h != height else None
+        block = min(BLOCK, height) * 3
+        self.columns = np.empty(width * block, np.int32)
+        self.acc, self.product = np.empty(self.w * block, np.int32), np.empty(self.w * block, np.int32)
+        self.middle = np.empty((height, self.w, 3), np.int32)
+        self.acc2, self.product2 = np.empty((2, self.h, self.w * 3), np.int32)
+
+    def run(self, image: Array, out: Array) -> None:
+        if self.across is None:
+            self.middle[...] = image
+        else:
+            self._across(image, *self.across)
+        out.fill(self.border)
+        inside = out[self.top : self.top + self.h, self.left : self.left + self.w]
+        if self.down is None:
+            inside[...] = self.middle
+        else:
+            pil_pass(self.middle.reshape(len(self.middle), -1), *self.down, self.acc2, self.product2)
+            inside[...] = self.acc2.reshape(inside.shape)
+
+    def _across(self, image: Array, index: Array, weight: Array) -> None:
+        for row in range(0, len(image), BLOCK):
+            part = image[row : row + BLOCK]
+            k, width = len(part) * 3, part.shape[1]
+            columns = self.columns[: width * k].reshape(width, len(part), 3)
+            columns[...] = part.transpose(1, 0, 2)
+            acc, product = self.acc[: self.w * k].reshape(self.w, k), self.product[: self.w * k].reshape(self.w, k)
+            pil_pass(columns.reshape(width, k), index, weight, acc, product)
+            self.middle[row : row + BLOCK] = acc.reshape(self.w, len(part), 3).transpose(1, 0, 2)
+
+
+def torch_weights(n: int, m: int) -> tuple[Array, Array, Array, Array]:
+    """For m outputs over n inputs: low and high index i64 [m], low and high weight f32 [m, 1]."""
+    scale = np.float64(np.float32(n) / np.float32(m))
+    # the product is exact in float64, so this rounds once, as the fused multiply-add of torch's builds does
+    at = np.maximum(scale * (np.arange(m) + 0.5) - 0.5, 0.0).astype(np.float32)
+    low = np.minimum(at.astype(np.int64), n - 1)
+    weight = np.clip(at - low.astype(np.float32), np.float32(0), np.float32(1))[:, None]
+    return low, np.minimum(low + 1, n - 1), np.float32(1) - weight, weight
+
+
+class TorchResize:
+    """u8 or f32 in [0, 1], [height, width, 3] -> f32 [size, size, 3] in [-1, 1]."""
+
+    def __init__(self, height: int, width: int, size: int, border: float, role: str) -> None:
+        self.h, self.w = fit(height, width, size, role)
+        self.top, self.left, self.border = (size - self.h) // 2, (size - self.w) // 2, border
+        self.resized = (self.h, self.w) != (height, width)
+        self.x, self.y = torch_weights(width, self.w), torch_weights(height, self.h)
+        self.rows = np.empty((2, self.h, self.w, 3), np.float32)
+        self.part = np.empty((self.h, self.w, 3), np.float32)
+
+    def run(self, image: Array, out: Array) -> None:
+        out.fill(self.border)
+        inside = out[self.top : self.top + self.h, self.left : self.left + self.w]
+        if self.resized:
+            (x0, x1, left, right), (y0, y1, above, below) = self.x, self.y
+            for row, y in zip(self.rows, (y0, y1), strict=True):
+                picked = image[y]
+                np.multiply(_unit(picked[:, x0]), left, out=row)
+                np.multiply(_unit(picked[:, x1]), right, out=self.part)
+                row += self.part
+            np.multiply(self.rows[0], above[:, None], out=inside)
+            np.multiply(self.rows[1], below[:, None], out=self.part)
+            inside += self.part
+        else:
+            inside[...] = _unit(image)
+        inside *= np.float32(2)
+        inside -= np.float32(1)
+
+
+def _unit(pixels: Array) -> Array:
+    return BYTE_TO_UNIT[pixels] if pixels.dtype == np.uint8 else pixels
+
+
+class ImageStep:
+    """All cameras of an `Images` step into one buffer [V, S, S, 3]."""
+
+    def __init__(self, step: Images) -> None:
+        self.step = step
+        self.make: type[PilResize | TorchResize] = PilResize if step.resize == "pil_bilinear" else TorchResize
+        self.plans: list[PilResize | TorchResize | None] = [None] * len(step.cameras)
+        self.sizes: list[tuple[int, ...]] = [()] * len(step.cameras)
+
+    def run(self, observation: Mapping[str, Any], out: Array) -> None:
+        for i, camera in enumerate(self.step.cameras):
+            image = read_image(camera, observation[camera.role])
+            if self.make is PilResize and image.dtype != np.uint8:
+                image = (np.float32(255) * image).astype(np.uint8)  # openpi's rule: truncated
+            plan = self.plans[i]
+            if plan is None or self.sizes[i] != image.shape[:2]:  # a new camera size: tables and scratch once
+                height, width = image.shape[:2]
+                plan = self.make(height, width, self.step.size, self.step.border, camera.role)
+                self.plans[i], self.sizes[i] = plan, image.shape[:2]
+            plan.run(image, out[i])
+
+
+def read_image(camera: Camera, image: object) -> Array:
+    """The picture as a view [height, width, RGB]; what it must be is declared, never guessed from its shape."""
+    dtype = np.dtype(np.uint8 if camera.pixel.endswith("8") else np.float32)
+    declared = ("declared", f"{camera.role}: {dtype} {camera.pixel}, {camera.layout}")
+    if not isinstance(image, np.ndarray) or image.dtype != dtype:
+        found = f"{image.dtype} array" if isinstance(image, np.ndarray) else type(image).__name__
+        raise FrtcError(
+            "input.image_dtype",
+            f"image {camera.role} is a {found}, not a {dtype} array",
+            [declared],
+            "convert it, or compile with another --pixel",
+        )
+    channels = image.shape[-1 if camera.layout == "hwc" else 0] if image.ndim == 3 else 0
+    if channels != 3 or not image.size:
+        want = "[height, width, 3]" if camera.layout == "hwc" else "[3, height, width]"
+        raise FrtcError(
+            "input.image_shape",
+            f"image {camera.role} has the shape {list(image.shape)}, not {want}",
+            [declared],
+            "pass one picture in this layout, or compile with another --layout",
+        )
+    if dtype == np.float32 and not (image.min() >= 0 and image.max() <= 1):  # also true for NaN
+        raise FrtcError(
+            "input.image_range",
+            f"image {camera.role} leaves [0, 1]",
+            [declared, ("found", f"{image.min()} to {image.max()}")],
+        )
+    view = image if camera.layout == "hwc" else image.transpose(1, 2, 0)
+    return view if camera.pixel.startswith("rgb") else view[..., ::-1]

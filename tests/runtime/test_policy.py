@@ -1,0 +1,313 @@
+"""The policy record (JSON both ways, refusals) and its interpreter on a tiny policy."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from frtc.errors import FrtcError
+from frtc.runtime.noise import normal
+from frtc.runtime.policy import (
+    Absolute,
+    Assumption,
+    Camera,
+    Images,
+    Noise,
+    Norm,
+    Policy,
+    Prompt,
+    Slice,
+    State,
+    Tokens,
+    Unnormalise,
+)  # fmt: skip
+from frtc.runtime.policy_steps import PolicySteps
+from frtc.runtime.prompt import bins, prompt_text
+from frtc.runtime.steps_vector import Normaliser
+
+
+def tokenizer_bytes(cut: bool = False) -> bytes:
+    """One token per character, and a file that would cut and pad if it were let."""
+    pieces = ["<pad>", "<eos>", "<bos>", *map(chr, range(32, 127)), "\n"]
+    made = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<eos>"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    if cut:
+        made.enable_truncation(5)
+        made.enable_padding(length=50, pad_id=7)
+    return bytes(made.to_str(), "utf-8")
+
+
+TOKENIZER = tokenizer_bytes(cut=True)
+RANGE = Norm("openpi_range", (-1.0, 0.0, 2.0), (1.0, 4.0, 3.0), 1e-6)
+POLICY = Policy(
+    prepare=(
+        Images(
+            (Camera("base", "base_0_rgb"), Camera("wrist", "left_wrist_0_rgb", "chw", "bgr8")), 16, "pil_bilinear", 0.0
+        ),
+        State(3, RANGE, width=8),
+        Prompt("spaces", "Task: {prompt}, State: {state};\nAction: ", 3),
+        Tokens(64, 2, 0, 128, hashlib.sha256(TOKENIZER).hexdigest()),
+        Noise(5, 8),
+    ),
+    finish=(Slice(4, 3), Unnormalise(RANGE), Absolute((True, False, True))),
+    assumed=(Assumption("actions", "absolute", "no file says", "--actions"),),
+)
+STATE = np.array([0.0, 4.0, 2.25], np.float32)
+OBSERVATION = {"base": np.full((20, 30, 3), 9, np.uint8), "wrist": np.full((3, 8, 8), 200, np.uint8), "state": STATE,
+               "prompt": " pick_up\nit "}  # fmt: skip
+
+
+def text_of(tokens: np.ndarray) -> str:
+    tokenizer = Tokenizer.from_buffer(TOKENIZER)
+    return "".join(tokenizer.id_to_token(int(i)) for i in tokens)
+
+
+def test_json_round_trip() -> None:
+    text = json.dumps(POLICY.to_json())
+    assert Policy.from_json(json.loads(text)) == POLICY
+    assert json.dumps(Policy.from_json(json.loads(text)).to_json()) == text
+
+
+def edited(edit: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    data = json.loads(json.dumps(POLICY.to_json()))
+    edit(data)
+    return data
+
+
+REFUSED = [
+    (lambda d: d.update(schema="frtc.policy/2"), "policy.version", "'frtc.policy/2'"),
+    (lambda d: d.update(later=1), "policy.field", "unknown  later"),
+    (lambda d: d.pop("assumed"), "policy.field", "missing  assumed"),
+    (lambda d: d["prepare"][0].update(step="image"), "policy.step", "nearest  images"),
+    (lambda d: d["prepare"][1].update(clip=True), "policy.field", "prepare[1].state does not have the fields"),
+    (lambda d: d["prepare"][4].update(horizon=True), "policy.field", "prepare[4].noise.horizon has no valid value"),
+    (lambda d: d["prepare"][4].update(horizon=10**9), "policy.value", "noise 1000000000 is not in 1..4096"),
+    (lambda d: d["prepare"][0].update(resize="nearest"), "policy.field", "pil_bilinear or torch_bilinear"),
+    (lambda d: d["prepare"][0].update(border=300), "policy.value", "border 300.0 is not a byte"),
+    (lambda d: d["prepare"][0]["cameras"][1].update(role="base"), "policy.value", "camera roles ['base', 'base']"),
+    (lambda d: d["prepare"][0]["cameras"][1].update(role="state"), "policy.value", "apart from state, prompt, noise"),
+    (lambda d: d["prepare"][1]["norm"].update(mean_or_low=[1, 2]), "policy.value", "3 dims, its statistics 2 and 3"),
+    (lambda d: d["prepare"][1]["norm"].update(mean_or_low=[1, 2, float("nan")]), "policy.field", "a finite number"),
+    (lambda d: d["prepare"].reverse(), "policy.value", "in this order"),
+    (lambda d: d["prepare"].pop(1), "policy.value", "numbers in the prompt do not hold the state"),
+    (lambda d: d["prepare"][2].update(template="hi"), "policy.value", "does not hold {prompt} once"),
+    (lambda d: d["prepare"][3].update(tokenizer="no"), "policy.value", "no SHA-256"),
+    (lambda d: d["prepare"][3].update(pad=128), "policy.value", "not below the vocabulary"),
+    (lambda d: d["finish"][0].update(dim=9), "policy.value", "larger than noise"),
+    (lambda d: d["finish"][2].update(mask=[1, 0, 1]), "policy.field", "mask[0] has no valid value"),
+    (lambda d: d["finish"][2].update(mask=[True] * 4), "policy.value", "4 absolute dims"),
+    (lambda d: d["finish"].pop(0), "policy.value", "finish does not begin with slice"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "code", "message"), REFUSED)
+def test_refused_json(edit: Callable[[dict[str, Any]], object], code: str, message: str) -> None:
+    with pytest.raises(FrtcError) as caught:
+        Policy.from_json(edited(edit))
+    assert caught.value.code == code and message in str(caught.value)
+
+
+def mutants(value: Any) -> list[Any]:
+    return [None, -1, 2**70, 0.5, float("inf"), "", "x" * 300, [], {}, [[]], True, {"step": []}, [value], -(2**63)]
+
+
+def paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [here, *(p for key, item in items for p in paths(item, (*here, key)))]
+
+
+def test_mutated_json_never_escapes_as_another_exception() -> None:
+    original, refused = POLICY.to_json(), 0
+    original = json.loads(json.dumps(original))
+    for path in paths(original)[1:]:
+        for mutant in mutants(path):
+            data = copy.deepcopy(original)
+            owner = data
+            for key in path[:-1]:
+                owner = owner[key]
+            owner[path[-1]] = mutant
+            try:
+                Policy.from_json(data).device_inputs()
+            except FrtcError:
+                refused += 1
+    assert refused > 1000
+    for odd in (None, [], "x", 3, {"schema": ["frtc.policy/1"]}):
+        with pytest.raises(FrtcError):
+            Policy.from_json(odd)
+
+
+def test_prepare_and_finish() -> None:
+    steps = PolicySteps(POLICY, TOKENIZER, seed=11)
+    prepared = steps.prepare(OBSERVATION)
+    inputs = {name: (array.dtype, array.shape) for name, array in prepared.inputs.items()}
+    want = {"images": ("u1", (2, 16, 16, 3)), "state": ("f4", (8,)), "tokens": ("i4", (64,)), "n": ("i4", ()),
+            "noise": ("f4", (5, 8))}  # fmt: skip
+    assert inputs == {name: (np.dtype(dtype), shape) for name, (dtype, shape) in want.items()}
+    assert (prepared.inputs["images"][0, 3:13] == 9).all() and not prepared.inputs["images"][0, :3].any()
+    n, tokens = int(prepared.inputs["n"]), prepared.inputs["tokens"]
+    assert (
+        tokens[0] == 2
+        and text_of(tokens[1:n]) == "Task: pick up it, State: 127 255 63;\nAction: "
+        and not tokens[n:].any()
+    )
+    low, high = np.array(RANGE.mean_or_low), np.array(RANGE.std_or_high)
+    normalised = (STATE.astype(np.float64) - low) / (high - low + 1e-6) * 2 - 1
+    np.testing.assert_array_equal(prepared.inputs["state"], [*normalised.astype(np.float32), 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(prepared.inputs["noise"], normal(11, 0, (5, 8)))
+
+    output = np.linspace(-1, 1, 40, dtype=np.float32).reshape(5, 8)
+    want = (output[:4, :3].astype(np.float64) + 1) / 2 * (high - low + 1e-6) + low + STATE * np.array([1, 0, 1])
+    actions = steps.finish(output, prepared)
+    assert actions.dtype == np.float32 and actions.shape == (4, 3)
+    np.testing.assert_allclose(actions, want, rtol=1e-7, atol=1e-7)
+
+
+def test_nothing_of_the_last_observation_stays() -> None:
+    steps = PolicySteps(POLICY, TOKENIZER)
+    steps.prepare(OBSERVATION | {"prompt": "a much longer one", "base": np.full((9, 9, 3), 7, np.uint8)})
+    again = {k: v.copy() for k, v in steps.prepare(OBSERVATION, draw=3).inputs.items()}
+    fresh = PolicySteps(POLICY, TOKENIZER).prepare(OBSERVATION, draw=3).inputs
+    assert all(np.array_equal(again[name], fresh[name]) for name in fresh)
+
+
+def test_noise_by_draw_or_given() -> None:
+    steps, given = PolicySteps(POLICY, TOKENIZER, seed=4), np.ones((5, 8), np.float32)
+    assert [steps.prepare(OBSERVATION).draw for _ in range(2)] == [0, 1]
+    assert steps.prepare(OBSERVATION, draw=9).draw == 9 and steps.prepare(OBSERVATION).draw == 10
+    prepared = steps.prepare(OBSERVATION | {"noise": given})
+    assert prepared.draw is None and np.array_equal(prepared.inputs["noise"], given)
+    assert steps.prepare(OBSERVATION).draw == 11
+
+
+def test_the_observed_state_may_change_afterwards() -> None:
+    steps, state = PolicySteps(POLICY, TOKENIZER), STATE.copy()
+    prepared = steps.prepare(OBSERVATION | {"state": state})
+    before = steps.finish(np.zeros((5, 8), np.float32), prepared)
+    state[:] = 1e6
+    assert np.array_equal(steps.finish(np.zeros((5, 8), np.float32), prepared), before)
+
+
+HOSTILE = [
+    ({"base": None}, {"base"}, "input.camera_missing", "the observation lacks base"),
+    ({}, {"state"}, "input.state_missing", "the observation lacks state"),
+    ({}, {"prompt"}, "input.prompt_missing", "the observation lacks prompt"),
+    ({"left_wrist": OBSERVATION["wrist"]}, set(), "input.unknown", "the Plan takes no left_wrist"),
+    ({"left_wrist": OBSERVATION["wrist"]}, {"wrist"}, "input.camera_missing", "nearest  wrist: left_wrist"),
+    ({"wants": 0}, set(), "input.unknown", "wants  base, wrist, state, prompt, noise"),
+    ({"state": [0, 1, 2]}, set(), "input.state_dtype", "the state is int64, not floating point"),
+    ({"state": [[0.0], [1.0, 2.0]]}, set(), "input.state_dtype", "the state is object"),
+    ({"state": np.zeros(32, np.float32)}, set(), "input.state_shape", "the state has the shape [32], not [3]"),
+    ({"state": np.array([0, np.nan, np.inf])}, set(), "input.state_value", "state numbers [1, 2] are not finite"),
+    ({"prompt": b"pick"}, set(), "input.prompt_type", "the prompt is a bytes, not a str"),
+    ({"prompt": "\ud800"}, set(), "input.prompt_type", "the prompt is not valid Unicode"),
+    ({"prompt": "x" * 60}, set(), "prompt.too_long", "the prompt has 96 tokens, the Plan holds 64"),
+    ({"noise": np.zeros((5, 7), np.float32)}, set(), "input.noise", "the noise is float32[5, 7], not float32[5, 8]"),
+    ({"noise": np.zeros((5, 8))}, set(), "input.noise", "the noise is float64[5, 8], not float32[5, 8]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "drop", "code", "message"), HOSTILE)
+def test_hostile_observations(change: dict[str, Any], drop: set[str], code: str, message: str) -> None:
+    observation = {k: v for k, v in {**OBSERVATION, **change}.items() if k not in drop}
+    with pytest.raises(FrtcError) as caught:
+        PolicySteps(POLICY, TOKENIZER).prepare(observation)
+    assert caught.value.code == code and message in str(caught.value)
+
+
+def test_a_prompt_too_long_names_the_option() -> None:
+    with pytest.raises(FrtcError, match=re.escape("96 tokens")) as caught:
+        PolicySteps(POLICY, TOKENIZER).prepare(OBSERVATION | {"prompt": "x" * 60})
+    assert "--prompt-tokens 96" in caught.value.hint
+    fits = PolicySteps(POLICY, TOKENIZER).prepare(OBSERVATION | {"prompt": "x" * 28})
+    assert fits.inputs["n"] == 64, "a prompt of exactly the budget is taken"
+
+
+@pytest.mark.parametrize(("output", "code"), [(np.zeros((3, 8), np.float32), "output.shape"),
+                                              (np.full((5, 8), np.nan, np.float32), "output.nonfinite")])  # fmt: skip
+def test_hostile_outputs(output: np.ndarray, code: str) -> None:
+    steps = PolicySteps(POLICY, TOKENIZER)
+    with pytest.raises(FrtcError) as caught:
+        steps.finish(output, steps.prepare(OBSERVATION))
+    assert caught.value.code == code
+
+
+def test_hostile_tokenizers() -> None:
+    for data in (None, b"", TOKENIZER + b" "):
+        with pytest.raises(FrtcError) as caught:
+            PolicySteps(POLICY, data)
+        assert caught.value.code == "tokenizer.hash"
+    bad, small = b"\x0a not json", replace(POLICY.prepare[3], vocab=40)
+    named = replace(POLICY.prepare[3], tokenizer=hashlib.sha256(bad).hexdigest())
+    with pytest.raises(FrtcError, match=r"tokenizer cannot be read") as caught:
+        PolicySteps(replace(POLICY, prepare=(*POLICY.prepare[:3], named, POLICY.prepare[4])), bad)
+    assert caught.value.code == "tokenizer.unreadable"
+    steps = PolicySteps(replace(POLICY, prepare=(*POLICY.prepare[:3], small, POLICY.prepare[4])), TOKENIZER)
+    with pytest.raises(FrtcError, match="not among the model's 40 embeddings") as caught:
+        steps.prepare(OBSERVATION)
+    assert caught.value.code == "tokenizer.vocab"
+
+
+def test_state_bins() -> None:
+    """digitize(x, linspace(-1, 1, 257)[:-1]) - 1, as both origins have it."""
+    x = np.concatenate(
+        [
+            [-7, -1.0000001, -1, -0.9921876, -0.9921875, 0, 0.9921874, 1, 9],
+            np.random.default_rng(0).uniform(-1.2, 1.2, 999),
+        ]
+    )
+    for state in (x, x.astype(np.float32)):
+        assert np.array_equal(bins(state), np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1)
+    assert bins(x[:9]).tolist() == [-1, -1, 0, 0, 1, 128, 254, 255, 255]
+
+
+def test_prompt_forms() -> None:
+    state = np.array([-2.0, 0.0], np.float32)
+    assert prompt_text(Prompt("spaces", "{prompt}\n"), " a_b\nc ", None) == "a b c\n"
+    assert (
+        prompt_text(Prompt("newline", "{prompt}"), "a_b", None)
+        == "a_b\n"
+        == prompt_text(Prompt("newline", "{prompt}"), "a_b\n", None)
+    )
+    assert prompt_text(Prompt("none", "{prompt}:{state}", 4), "{state}", state) == "{state}:-1 128 128 128", (
+        "padded with zeros"
+    )
+
+
+FORMULAS = {  # rule -> (normalise, un-normalise) of x with a, b, eps; the sources' own expressions
+    "openpi_mean_std": (lambda x, a, b, e: (x - a) / (b + e), lambda y, a, b, e: y * (b + e) + a),
+    "openpi_range": (lambda x, a, b, e: (x - a) / (b - a + e) * 2.0 - 1.0,
+                     lambda y, a, b, e: (y + 1.0) / 2.0 * (b - a + e) + a),
+    "lerobot_mean_std": (lambda x, a, b, e: (x - a) / (b + e), lambda y, a, b, e: y * b + a),
+    "lerobot_range": (lambda x, a, b, e: 2.0 * (x - a) / (b - a) - 1.0,
+                      lambda y, a, b, e: (y + 1.0) * (b - a) / 2.0 + a),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", FORMULAS)
+def test_normalisation_has_the_bits_of_the_origin(rule: str) -> None:
+    dtype, eps = (np.float32, 1e-8) if rule.startswith("lerobot") else (np.float64, 1e-6)
+    rng = np.random.default_rng(1)
+    low = rng.normal(size=50).astype(np.float32)
+    high, x = (low + rng.uniform(0.1, 3, 50)).astype(np.float32), rng.normal(size=50).astype(np.float32)
+    norm = Normaliser(Norm(rule, tuple(low.tolist()), tuple(high.tolist()), eps))  # type: ignore[arg-type]
+    a, b, e = low.astype(dtype), high.astype(dtype), dtype(eps)
+    for found, formula in zip((norm.normalise(x), norm.unnormalise(x)), FORMULAS[rule], strict=True):
+        assert found.dtype == dtype
+        assert np.array_equal(found, formula(x.astype(dtype), a, b, e))
+
+
+def test_a_constant_range_follows_the_origin() -> None:
+    lerobot = Normaliser(Norm("lerobot_range", (0.5,), (0.5,), 1e-8))
+    assert lerobot.normalise(np.array([0.5], np.float32)) == -1
+    assert abs(lerobot.unnormalise(np.array([3.0], np.float32))[0] - 0.5) < 1e-6
+    openpi = Normaliser(Norm("openpi_range", (0.5,), (0.5,), 1e-6))
+    np.testing.assert_allclose(openpi.normalise(np.array([0.5 + 1e-6])), [1.0], rtol=1e-9)
