@@ -15,7 +15,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-MODULES = ["pointwise", "shape", "norm"]
+MODULES = ["pointwise", "shape", "norm", "attention", "linear"]
 
 
 def _load() -> dict[str, Callable[..., Any]]:

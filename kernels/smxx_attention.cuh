@@ -1,0 +1,434 @@
+// out = softmax(scale * q k^T, over visible keys) v
+//
+//   q [B, HQ, SQ, D]   k [B, HKV, SK, D]   v [B, HKV, SK, DV]   out [B, HQ, SQ, DV]   strided views: last axis
+//   contiguous, rows 16-byte aligned. The GROUP = HQ / HKV query heads that read one key head are packed into the rows
+//   of a tile, query-major: row m is query m / GROUP of head m % GROUP, and all of them meet one copy of the keys.
+//
+//   visible   key j to query i: (length absent, or j < length, or 0 <= resume <= j), (not causal, or j <= i + SK - SQ),
+//             and mask[b, h, i, j] where given. Tiles of keys that no row sees are skipped, so that a prompt budget
+//             costs what the prompt uses. Hidden keys may hold anything, NaN too: their rows of v never meet a product.
+//             A row that sees no key yields zeros.
+//   grid      (row tiles of BM = 16 WM, splits, B * HKV)     block  32 WM WN
+//   warps     WM groups of 16 rows times WN groups of BN / WN keys; the WN partial sums are added once, at the end
+//   smem      q tile, STAGES tiles of k and of v; at the end [WN, BM, DV] sums in fp32 in the same bytes
+//   kSplit    each of gridDim.y splits takes a run of key tiles and writes fp32 sums, maximum and weight to scratch. The
+//             split of a row tile that arrives last adds them all, in their order: the same input gives the same bits.
+//             `arrived` holds one counter for each row tile of each key head: zero before, zero after.
+//   rounding  scores, softmax and sums in fp32; probabilities are rounded to T for the second product; out once
+//   moves     q and out once, k and v once for each row tile (from L2): 2 HQ SQ SK (D + DV) FLOP on tensor cores
+//   tested    tests/kernels/test_smxx_attention.py
+#pragma once
+
+#include "numeric.cuh"
+#include "ptx.cuh"
+
+// Test builds that must fail: 1 hides one key too few (length, causal), 2 skips the last tile of keys.
+#ifndef FRTC_SABOTAGE
+#define FRTC_SABOTAGE 0
+#endif
+
+namespace frtc {
+
+// Running maximum of a row that has seen no key. Finite, so that differences of two such are 0 and not NaN.
+constexpr float kNoKey = -1e30f;
+
+constexpr int round_up(int n, int step) {
+    return (n + step - 1) / step * step;
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Sizes of one instance, in elements. A pitch is an odd number of 16-byte chunks: ldmatrix's eight rows hit all banks.
+template <int D_, int DV_, int WM_, int WN_, int BN_, int STAGES_>
+struct AttentionTile {
+    static constexpr int D = D_, DV = DV_, WM = WM_, WN = WN_, BN = BN_, STAGES = STAGES_;
+    static constexpr int THREADS = 32 * WM * WN, BM = 16 * WM;
+    static constexpr int KEYS = BN / WN;            // keys of a tile that one warp takes
+    static constexpr int K_STEPS = (D + 15) / 16;   // of the first product; columns from D on are zero
+    static constexpr int N_TILES = KEYS / 8;        // score fragments of a warp
+    static constexpr int O_TILES = DV / 8;          // sum fragments of a warp
+    static constexpr int K_PITCH = round_up(D, 16) + 8, V_PITCH = round_up(DV, 16) + 8, O_PITCH = DV + 8;
+    static constexpr int Q_SIZE = BM * K_PITCH, K_SIZE = BN * K_PITCH, V_SIZE = BN * V_PITCH;
+    static_assert(D % 8 == 0 && DV % 8 == 0 && KEYS % 16 == 0 && BN % WN == 0 && (STAGES == 1 || STAGES == 2));
+};
+
+// The keys that some row of a row tile may see, as a list of BN-key tiles: those of [0, end) that do not lie wholly in
+// the hole [length, resume).
+template <int BN>
+struct KeyTiles {
+    int length, resume, end;
+    int head, tail, count;  // the list: tiles 0..head-1, then from `tail` on
+
+    __device__ __forceinline__ KeyTiles(const int* valid, int resume_at, int end_) {
+        end = max(end_, 0);
+        length = valid ? min(max(*valid, 0) + (FRTC_SABOTAGE == 1), end) : end;
+        resume = resume_at >= 0 ? resume_at : end;
+        const int all = (end + BN - 1) / BN;
+        head = (length + BN - 1) / BN;
+        tail = max(head, min(resume / BN, all));
+        count = max(head + all - tail - (FRTC_SABOTAGE == 2), 0);
+    }
+    __device__ __forceinline__ int start(int i) const { return (i < head ? i : i - head + tail) * BN; }
+    __device__ __forceinline__ bool sees(int key) const { return key < end && (key < length || key >= resume); }
+    __device__ __forceinline__ bool sees_all(int first) const {
+        return first + BN <= end && (first + BN <= length || first >= resume);
+    }
+};
+
+// ROWS x COLS elements to shared memory, asynchronously. offset(row) is in elements from `from`, or negative: zeros.
+template <int ROWS, int COLS, int PITCH, int THREADS, typename T, typename Offset>
+__device__ __forceinline__ void load_rows(T* to, const T* from, Offset offset) {
+    constexpr int CHUNKS = COLS / 8;
+#pragma unroll 2  // more holds addresses in registers that the sums need
+    for (int chunk = threadIdx.x; chunk < ROWS * CHUNKS; chunk += THREADS) {
+        const int row = chunk / CHUNKS, col = chunk % CHUNKS * 8;
+        const i64 at = offset(row);
+        cp_async_16(shared_address(to + row * PITCH + col), at < 0 ? from : from + at + col, at < 0 ? 0 : 16);
+    }
+}
+
+// Zeros in columns D.. of the rows of q and k, where D is not a multiple of 16. No load touches them later.
+template <typename Tile, typename T>
+__device__ __forceinline__ void clear_padding(T* q_tile) {
+    if constexpr (Tile::D % 16 != 0) {
+        constexpr int ROWS = Tile::BM + Tile::STAGES * Tile::BN;  // k follows q
+        for (int row = threadIdx.x; row < ROWS; row += Tile::THREADS)
+            *reinterpret_cast<uint4*>(q_tile + row * Tile::K_PITCH + Tile::D) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+// s = q k^T: 16 rows times KEYS keys of one warp. q_at and k_at are this lane's addresses of the first fragments.
+template <typename T, typename Tile>
+__device__ __forceinline__ void scores(float (&s)[Tile::N_TILES][4], u32 q_at, u32 k_at) {
+#pragma unroll
+    for (int n = 0; n < Tile::N_TILES; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[n][e] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < Tile::K_STEPS; ++step) {
+        u32 a[4];
+        ldmatrix_x4(a, q_at + step * 32);
+#pragma unroll
+        for (int pair = 0; pair < Tile::N_TILES / 2; ++pair) {
+            u32 b[4];
+            ldmatrix_x4(b, k_at + (pair * 16 * Tile::K_PITCH + step * 16) * 2);
+            mma_m16n8k16<T>(s[2 * pair], a, b[0], b[1]);
+            mma_m16n8k16<T>(s[2 * pair + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// What one lane needs to know of its two rows of scores, g and g + 8 of the warp's 16.
+struct RowView {
+    int last[2];        // last key that causality lets the row see
+    const u8* mask[2];  // the row's line of the mask operand
+    i64 mask_step;      // between neighbouring keys: 1, or 0 where the mask is broadcast
+};
+
+// Scores of hidden keys become -inf. first: key of s[0][0]. keep: with a mask operand, for each pair of keys a bit mask
+// that blanks v's rows of keys that none of the warp's 16 rows sees.
+template <bool kMask, int N_TILES, int BN>
+__device__ __forceinline__ void hide(float (&s)[N_TILES][4], u32 (&keep)[N_TILES], int first, const KeyTiles<BN>& keys,
+                                     const RowView& rows) {
+#pragma unroll
+    for (int n = 0; n < N_TILES; ++n) {
+        u32 seen = 0;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int key = first + n * 8 + e % 2, r = e / 2;
+            bool sees = keys.sees(key) && key <= rows.last[r];
+            if constexpr (kMask) sees = sees && rows.mask[r][key * rows.mask_step] != 0;
+            if (!sees) s[n][e] = __int_as_float(0xff800000);  // -inf
+            if (sees) seen |= e % 2 ? 0xffff0000u : 0x0000ffffu;
+        }
+        if constexpr (kMask) {
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) seen |= __shfl_xor_sync(0xffffffffu, seen, step);
+            keep[n] = seen;
+        }
+    }
+}
+
+// One step of the online softmax: s becomes exp2(scale (s - top)); sums and weights so far shrink to the new maximum.
+template <int N_TILES, int O_TILES>
+__device__ __forceinline__ void softmax_step(float (&s)[N_TILES][4], float (&o)[O_TILES][4], float (&top)[2],
+                                             float (&weight)[2], float scale) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float next = top[r];
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n) next = fmaxf(next, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+        next = warp_max<4>(next);
+        const float shrink = exp2_fast((top[r] - next) * scale), shift = next * scale;
+        float sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n) {
+            s[n][2 * r] = exp2_fast(fmaf(s[n][2 * r], scale, -shift));
+            s[n][2 * r + 1] = exp2_fast(fmaf(s[n][2 * r + 1], scale, -shift));
+            sum += s[n][2 * r] + s[n][2 * r + 1];
+        }
+#pragma unroll
+        for (int n = 0; n < O_TILES; ++n) o[n][2 * r] *= shrink, o[n][2 * r + 1] *= shrink;
+        weight[r] = weight[r] * shrink + sum;
+        top[r] = next;
+    }
+}
+
+// o += p v. The score fragments of 16 keys are, rounded to T, the A fragment of the second product.
+template <typename T, typename Tile, bool kMask>
+__device__ __forceinline__ void add_values(float (&o)[Tile::O_TILES][4], const float (&p)[Tile::N_TILES][4],
+                                           const u32 (&keep)[Tile::N_TILES], u32 v_at) {
+#pragma unroll
+    for (int step = 0; step < Tile::N_TILES / 2; ++step) {
+        const float(&lo)[4] = p[2 * step];
+        const float(&hi)[4] = p[2 * step + 1];
+        const u32 a[4] = {pack2<T>(lo[0], lo[1]), pack2<T>(lo[2], lo[3]), pack2<T>(hi[0], hi[1]), pack2<T>(hi[2], hi[3])};
+#pragma unroll
+        for (int pair = 0; pair < (Tile::O_TILES + 1) / 2; ++pair) {
+            u32 b[4];
+            ldmatrix_x4_trans(b, v_at + (step * 16 * Tile::V_PITCH + pair * 16) * 2);
+            if constexpr (kMask) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) b[i] &= keep[2 * step + i % 2];
+            }
+            mma_m16n8k16<T>(o[2 * pair], a, b[0], b[1]);
+            if (2 * pair + 1 < Tile::O_TILES) mma_m16n8k16<T>(o[2 * pair + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// Sums, maximum (in log2 units) and weight of every warp to shared memory, for the block's final addition.
+template <typename Tile>
+__device__ __forceinline__ void stage_sums(float* sums, float2* stats, const float (&o)[Tile::O_TILES][4],
+                                           const float (&top)[2], const float (&weight)[2], float scale) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int row = warp / Tile::WM * Tile::BM + warp % Tile::WM * 16 + lane / 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int n = 0; n < Tile::O_TILES; ++n)
+            *reinterpret_cast<float2*>(sums + (row + 8 * r) * Tile::O_PITCH + n * 8 + lane % 4 * 2) =
+                make_float2(o[n][2 * r], o[n][2 * r + 1]);
+        const float total = warp_sum<4>(weight[r]);
+        if (lane % 4 == 0) stats[row + 8 * r] = make_float2(top[r] * scale, total);
+    }
+}
+
+// What each of `count` partial sums of one row counts in their total: shares[i * BM], from (maximum, weight) at
+// stats[i * step]. Returns the total's (maximum, weight); kMean: the shares are divided by that weight, zero if it is zero.
+template <int BM, bool kMean>
+__device__ __forceinline__ float2 find_shares(float* shares, const float2* stats, i64 step, int count) {
+    float top = kNoKey, weight = 0.0f;
+#pragma unroll 8
+    for (int i = 0; i < count; ++i) top = fmaxf(top, stats[i * step].x);
+#pragma unroll 8
+    for (int i = 0; i < count; ++i) weight += exp2_fast(stats[i * step].x - top) * stats[i * step].y;
+    const float factor = !kMean ? 1.0f : weight > 0.0f ? 1.0f / weight : 0.0f;
+#pragma unroll 8
+    for (int i = 0; i < count; ++i) shares[i * BM] = factor * exp2_fast(stats[i * step].x - top);
+    return make_float2(top, weight);
+}
+
+// For each of the first `rows` rows of the tile and each 8 columns: store(row, col, sum over i of share i * partial i).
+// Partial sums are rows of `pitch` elements, `step` elements from one partial to the next.
+template <typename Tile, typename Store>
+__device__ __forceinline__ void add_partials(const float* sums, int pitch, i64 step, const float* shares, int count,
+                                             int rows, Store store) {
+    constexpr int CHUNKS = Tile::DV / 8;
+    for (int i = threadIdx.x; i < min(Tile::BM, rows) * CHUNKS; i += Tile::THREADS) {
+        const int row = i / CHUNKS, col = i % CHUNKS * 8;
+        float total[8] = {};
+#pragma unroll 8
+        for (int p = 0; p < count; ++p) {
+            const float share = shares[p * Tile::BM + row];
+            float part[8];
+            load_f32(part, sums + p * step + row * pitch + col);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) total[j] += share * part[j];
+        }
+        store(row, col, total);
+    }
+}
+
+// Whether this block is the last of `blocks` to come here with what it wrote to global memory; then the counter is zero
+// again. `flag` is in dynamic shared memory: the largest tiles leave no byte for a static variable.
+__device__ __forceinline__ bool last_to_arrive(u32* counter, u32 blocks, u32* flag) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *flag = atomic_add_acq_rel(counter, 1) + 1 == blocks;
+        if (*flag) *counter = 0;
+    }
+    __syncthreads();
+    return *flag;
+}
+
+// Where one block works.
+template <typename Tile>
+struct BlockPlace {
+    int heads_kv, group, rows;  // rows: packed rows of this key head, GROUP * SQ
+    int batch = static_cast<int>(blockIdx.z) / heads_kv, head = static_cast<int>(blockIdx.z) % heads_kv;
+    int row0 = static_cast<int>(blockIdx.x) * Tile::BM;
+    int lane = static_cast<int>(threadIdx.x) % 32;
+    int wm = static_cast<int>(threadIdx.x) / 32 % Tile::WM, wn = static_cast<int>(threadIdx.x) / 32 / Tile::WM;
+
+    __device__ __forceinline__ int query(int m) const { return m / group; }
+    __device__ __forceinline__ int query_head(int m) const { return head * group + m % group; }
+};
+
+// The keys and values of one key head.
+template <typename T>
+struct KeyRows {
+    const T *k, *v;
+    i64 k_row, v_row;
+};
+
+// BN rows of k or v from key `start` on; hidden ones become zeros. One cp.async group.
+template <int COLS, int PITCH, int THREADS, typename T, int BN>
+__device__ __forceinline__ void load_keys(T* to, const T* from, i64 row_step, const KeyTiles<BN>& keys, int start) {
+    load_rows<BN, COLS, PITCH, THREADS>(
+        to, from, [&](int row) -> i64 { return keys.sees(start + row) ? (start + row) * row_step : -1; });
+    cp_async_commit();
+}
+
+// The key tiles first..last-1 of the list, for all rows of the block. full_end: keys below it are hidden from a row by
+// the hole or the mask operand only.
+template <typename T, typename Tile, bool kMask>
+__device__ __forceinline__ void attend(float (&o)[Tile::O_TILES][4], float (&top)[2], float (&weight)[2], T* q_tile,
+                                       const KeyRows<T>& from, const KeyTiles<Tile::BN>& keys, int first, int last,
+                                       int full_end, const RowView& view, const BlockPlace<Tile>& at, float scale) {
+    T* const k_tile = q_tile + Tile::Q_SIZE;
+    T* const v_tile = k_tile + Tile::STAGES * Tile::K_SIZE;
+    const auto load_k = [&](int i) {
+        load_keys<Tile::D, Tile::K_PITCH, Tile::THREADS>(k_tile + (i - first) % Tile::STAGES * Tile::K_SIZE, from.k,
+                                                         from.k_row, keys, keys.start(i));
+    };
+    const auto load_v = [&](int i) {
+        load_keys<Tile::DV, Tile::V_PITCH, Tile::THREADS>(v_tile + (i - first) % Tile::STAGES * Tile::V_SIZE, from.v,
+                                                          from.v_row, keys, keys.start(i));
+    };
+    const int lane = at.lane, key0 = at.wn * Tile::KEYS;
+    const u32 q_at = shared_address(q_tile + (at.wm * 16 + lane % 16) * Tile::K_PITCH + lane / 16 * 8);
+    const u32 k_at = shared_address(k_tile + (key0 + lane / 16 * 8 + lane % 8) * Tile::K_PITCH + lane / 8 % 2 * 8);
+    const u32 v_at = shared_address(v_tile + (key0 + lane % 16) * Tile::V_PITCH + lane / 16 * 8);
+    if (first < last) load_k(first), load_v(first);
+    for (int i = first; i < last; ++i) {
+        const int start = keys.start(i), slot = (i - first) % Tile::STAGES;
+        float s[Tile::N_TILES][4];
+        u32 keep[Tile::N_TILES];
+        // One stage: k and v take turns, k's next tile loads during the second product and v's during the first. Two
+        // stages: the next tile of both loads during the whole of this one, and one barrier does.
+        cp_async_wait<Tile::STAGES == 1 ? 1 : 0>();
+        __syncthreads();
+        if (Tile::STAGES == 2 && i + 1 < last) load_k(i + 1), load_v(i + 1);
+        scores<T, Tile>(s, q_at, k_at + slot * Tile::K_SIZE * 2);
+        if (Tile::STAGES == 1) {
+            __syncthreads();
+            i + 1 < last ? load_k(i + 1) : cp_async_commit();  // a group each time: the wait counts them
+        }
+        if (kMask || !keys.sees_all(start) || start + Tile::BN > full_end)
+            hide<kMask>(s, keep, start + key0 + lane % 4 * 2, keys, view);
+        softmax_step(s, o, top, weight, scale);
+        if (Tile::STAGES == 1) {
+            cp_async_wait<1>();
+            __syncthreads();
+        }
+        add_values<T, Tile, kMask>(o, s, keep, v_at + slot * Tile::V_SIZE * 2);
+        if (Tile::STAGES == 1) {
+            __syncthreads();
+            if (i + 1 < last) load_v(i + 1);
+        }
+    }
+}
+
+// The sums of all warps and, where split, of all splits, divided by their weight, rounded once.
+template <typename Tile, bool kSplit, typename TOut>
+__device__ __forceinline__ void finish(unsigned char* smem, const float (&o)[Tile::O_TILES][4], const float (&top)[2],
+                                       const float (&weight)[2], const BlockPlace<Tile>& at, float scale, TOut* out,
+                                       i64 out_head, i64 out_row, float* part_sums, float2* part_stats, u32* arrived) {
+    constexpr int BM = Tile::BM, WN = Tile::WN, DV = Tile::DV;
+    float* const sums = reinterpret_cast<float*>(smem);
+    float2* const stats = reinterpret_cast<float2*>(sums + WN * BM * Tile::O_PITCH);
+    float* const shares = reinterpret_cast<float*>(stats + WN * BM);
+    const int rows = at.rows - at.row0, row = threadIdx.x, splits = gridDim.y;
+    const i64 part0 = static_cast<i64>(blockIdx.z) * at.rows + at.row0, part_step = static_cast<i64>(gridDim.z) * at.rows;
+    const i64 part = blockIdx.y * part_step + part0;
+    const auto to_out = [&](int r, int col, const float(&total)[8]) {
+        const int m = at.row0 + r;
+        store_f32(out + at.query_head(m) * out_head + at.query(m) * out_row + col, total);
+    };
+    const auto to_part = [&](int r, int col, const float(&total)[8]) {
+        store_f32(part_sums + (part + r) * DV + col, total);
+    };
+
+    __syncthreads();  // all tiles are read; their bytes now hold the sums
+    stage_sums<Tile>(sums, stats, o, top, weight, scale);
+    __syncthreads();
+    if (row < BM) {
+        const float2 all = find_shares<BM, !kSplit>(shares + row, stats + row, BM, WN);
+        if (kSplit && row < rows) part_stats[part + row] = all;
+    }
+    __syncthreads();
+    if constexpr (!kSplit) {
+        add_partials<Tile>(sums, Tile::O_PITCH, BM * Tile::O_PITCH, shares, WN, rows, to_out);
+    } else {
+        add_partials<Tile>(sums, Tile::O_PITCH, BM * Tile::O_PITCH, shares, WN, rows, to_part);
+        u32* const flag = reinterpret_cast<u32*>(stats);
+        if (!last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, splits, flag)) return;
+        float* const split_shares = sums;  // the block's own sums are done with
+        if (row < min(BM, rows)) find_shares<BM, true>(split_shares + row, part_stats + part0 + row, part_step, splits);
+        __syncthreads();
+        add_partials<Tile>(part_sums + part0 * DV, DV, part_step * DV, split_shares, splits, rows, to_out);
+    }
+}
+
+// Strides are in elements: of batch, head, row (and key). part_sums [splits, B * HKV, rows, DV] and part_stats
+// [splits, B * HKV, rows] are scratch, null without kSplit. scale is the op's scale times log2(e), positive.
+template <typename T, typename TOut, int D, int DV, int WM, int WN, int BN, int STAGES, bool kMask, bool kSplit>
+__global__ void __launch_bounds__(32 * WM * WN)
+smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const u8* __restrict__ mask,
+               const int* __restrict__ length, TOut* __restrict__ out, float* part_sums, float2* part_stats,
+               u32* arrived, i64 q_batch, i64 q_head, i64 q_row, i64 k_batch, i64 k_head, i64 k_row, i64 v_batch,
+               i64 v_head, i64 v_row, i64 mask_batch, i64 mask_head, i64 mask_row, i64 mask_key, i64 out_batch,
+               i64 out_head, i64 out_row, int heads_kv, int group, int sq, int sk, int resume, int causal,
+               float scale) {
+    using Tile = AttentionTile<D, DV, WM, WN, BN, STAGES>;
+    extern __shared__ __align__(16) unsigned char smem[];
+    T* const q_tile = reinterpret_cast<T*>(smem);
+    const BlockPlace<Tile> at{heads_kv, group, group * sq};
+
+    load_rows<Tile::BM, D, Tile::K_PITCH, Tile::THREADS>(q_tile, q + at.batch * q_batch, [&](int row) -> i64 {
+        const int m = at.row0 + row;
+        return m < at.rows ? at.query_head(m) * q_head + at.query(m) * q_row : -1;
+    });
+    clear_padding<Tile>(q_tile);
+
+    // Past the last key that the tile's last query sees nothing is read.
+    const int shift = sk - sq + (FRTC_SABOTAGE == 1);
+    const int last_query = at.query(min(at.row0 + Tile::BM, at.rows) - 1);
+    const KeyTiles<BN> keys(length, resume, causal ? min(sk, last_query + shift + 1) : sk);
+    const int full_end = causal ? at.query(at.row0) + shift + 1 : sk;
+    RowView view;
+    view.mask_step = mask_key;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int m = min(at.row0 + at.wm * 16 + at.lane / 4 + 8 * r, at.rows - 1);
+        view.last[r] = causal ? at.query(m) + shift : sk - 1;
+        view.mask[r] = mask + at.batch * mask_batch + at.query_head(m) * mask_head + at.query(m) * mask_row;
+    }
+
+    const int split = blockIdx.y, splits = gridDim.y;
+    float o[Tile::O_TILES][4] = {}, top[2] = {kNoKey, kNoKey}, weight[2] = {};
+    const KeyRows<T> from{k + at.batch * k_batch + at.head * k_head, v + at.batch * v_batch + at.head * v_head, k_row,
+                          v_row};
+    attend<T, Tile, kMask>(o, top, weight, q_tile, from, keys, split * keys.count / splits,
+                           (split + 1) * keys.count / splits, full_end, view, at, scale);
+    cp_async_wait<0>();  // the queries' copies, where there was no key
+    finish<Tile, kSplit>(smem, o, top, weight, at, scale, out + at.batch * out_batch, out_head, out_row, part_sums,
+                         part_stats, arrived);
+}
+
+}  // namespace frtc

@@ -1,0 +1,313 @@
+"""Flash-style attention on mma.sync for sm_80 and later: which sites it serves, its tiles, their cost, its launch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
+from frtc.kernels.targets import Target
+
+SOURCE = "smxx_attention.cuh"
+MAX_GRID_Z = 65535  # CUDA programming guide, technical specifications per compute capability
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """WM groups of 16 packed rows times WN groups of keys, BN keys at a time, STAGES tiles of k and v in flight."""
+
+    wm: int
+    wn: int
+    bn: int
+    stages: int
+
+    @property
+    def rows(self) -> int:
+        return 16 * self.wm
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.wm * self.wn
+
+
+# In order of preference where costs are equal.
+TILES = (
+    Tile(4, 1, 64, 1),
+    Tile(4, 1, 64, 2),
+    Tile(8, 1, 64, 1),
+    Tile(4, 1, 32, 1),
+    Tile(2, 2, 64, 1),
+    Tile(2, 1, 64, 1),
+    Tile(1, 4, 64, 1),
+    Tile(1, 4, 128, 1),
+)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An attention site in numbers. Batch axes are one; strides are of (batch, head, row), the mask's also of key."""
+
+    batch: int
+    heads_kv: int
+    group: int  # query heads that read one key head
+    sq: int
+    sk: int
+    d: int
+    dv: int
+    strides: tuple[tuple[int, ...], ...]  # of q, k, v, out
+    mask_strides: tuple[int, ...]
+    has_mask: bool
+
+    @property
+    def rows(self) -> int:
+        return self.group * self.sq
+
+    @property
+    def blocks_z(self) -> int:
+        return self.batch * self.heads_kv
+
+    @staticmethod
+    def of(site: Site) -> Shape:
+        q, k, v, mask, _ = operands_of(site)
+        heads, sq, d = q.shape[-3:]
+        heads_kv, sk, dv = v.shape[-3:]
+        views = [strides_of(operand, operand.shape, 3) for operand in (q, k, v, site.results[0])]
+        mask_view = strides_of(mask, (*q.shape[:-1], sk), 4) if mask else (0, 0, 0, 0)
+        batch = math.prod(q.shape[:-3])
+        return Shape(batch, heads_kv, heads // heads_kv, sq, sk, d, dv, tuple(views), mask_view, mask is not None)
+
+
+def operands_of(site: Site) -> tuple[Operand, Operand, Operand, Operand | None, Operand | None]:
+    """q, k, v, mask, length of a site; the optional ones may be left out at the end."""
+    q, k, v, mask, length = (*site.operands, None, None)[:5]
+    assert q and k and v, "attention needs q, k and v"
+    return q, k, v, mask, length
+
+
+def strides_of(operand: Operand, shape: tuple[int, ...], kept: int) -> tuple[int, ...]:
+    """Strides of (batch, head, row, key)[:kept] of an operand broadcast to `shape` [..., head, row, key].
+
+    Raises ValueError where the leading axes are not one axis with one stride.
+    """
+    missing = len(shape) - len(operand.shape)
+    extents = (1,) * missing + operand.shape
+    strides = (0,) * missing + operand.strides
+    steps = [0 if extent == 1 else stride for extent, stride in zip(extents, strides, strict=True)]
+    lead = [(size, step) for size, step in zip(shape[:-3], steps[:-3], strict=True) if size > 1]
+    for (_, outer), (size, inner) in itertools.pairwise(lead):
+        if outer != size * inner:
+            raise ValueError(f"leading axes {list(shape[:-3])} with strides {steps[:-3]} are not one axis")
+    return ((lead[-1][1] if lead else 0), *steps[-3:])[:kept]
+
+
+def refuse(site: Site, target: Target) -> str:
+    """Why this kernel cannot serve the site on the target, or ""."""
+    q, k, v, mask, length = operands_of(site)
+    out = site.results[0]
+    reasons = [
+        (q.dtype not in ("bf16", "f16") or {k.dtype, v.dtype} != {q.dtype}, f"q, k, v are {q.dtype}, {k.dtype}, "
+         f"{v.dtype}: needs one of bf16, f16"),
+        (out.dtype not in ("bf16", "f16", "f32"), f"result is {out.dtype}: needs bf16, f16 or f32"),
+        (any(d % 8 or not 8 <= d <= 256 for d in (q.shape[-1], v.shape[-1])),
+         f"head sizes {q.shape[-1]} and {v.shape[-1]}: need multiples of 8 up to 256"),
+        (site.attrs.get("probs", "f32") not in ("f32", "bf16"), f"probabilities in {site.attrs.get('probs')}"),
+        (not site.attrs["scale"] > 0, f"scale {site.attrs['scale']} is not positive"),
+        (mask is not None and mask.dtype != "bool", "the mask is not bool"),
+        (length is not None and length.dtype != "i32", "the length is not i32"),
+        (min(q.shape + k.shape) < 1, "an empty operand"),
+        ("cp.async" not in target.has, f"{target.nvcc} has no cp.async"),
+    ]  # fmt: skip
+    for refused, reason in reasons:
+        if refused:
+            return reason
+    return _refuse_views(site) or _refuse_sizes(site, target)
+
+
+def _refuse_views(site: Site) -> str:
+    q, k, v, mask, _ = operands_of(site)
+    for name, operand in (("q", q), ("k", k), ("v", v), ("result", site.results[0])):
+        step = 16 // DTYPES[operand.dtype].itemsize
+        if operand.strides[-1] != 1:
+            return f"the last axis of {name} is not contiguous"
+        if any(s % step for s, extent in zip(operand.strides[:-1], operand.shape[:-1], strict=True) if extent > 1):
+            return f"rows of {name} with strides {list(operand.strides)} are not 16-byte aligned"
+        try:
+            strides_of(operand, operand.shape, 3)
+        except ValueError as error:
+            return f"{name}: {error}"
+    try:
+        if mask:
+            strides_of(mask, (*q.shape[:-1], k.shape[-2]), 4)
+    except ValueError as error:
+        return f"mask: {error}"
+    return ""
+
+
+def _refuse_sizes(site: Site, target: Target) -> str:
+    shape = Shape.of(site)
+    if shape.blocks_z > MAX_GRID_Z:
+        return f"{shape.blocks_z} batches times key heads: the grid allows {MAX_GRID_Z}"
+    if all(reason for _, reason in candidates(site, target)):
+        return "; ".join(f"{show(config)}: {reason}" for config, reason in candidates(site, target))
+    return ""
+
+
+def smem_bytes(tile: Tile, d: int, dv: int) -> int:
+    """Dynamic shared memory: the tiles, or the sums that take their place at the end. See AttentionTile, finish."""
+    k_pitch, v_pitch = _round_up(d, 16) + 8, _round_up(dv, 16) + 8
+    tiles = 2 * (tile.rows * k_pitch + tile.stages * tile.bn * (k_pitch + v_pitch))
+    sums = tile.wn * tile.rows * (4 * (dv + 8) + 8 + 4)  # and (maximum, weight) and share of each row
+    return max(tiles, sums)
+
+
+def candidates(site: Site, target: Target) -> list[tuple[Config, str]]:
+    """All tiles and numbers of splits, each with the reason why it is left out, or ""."""
+    shape = Shape.of(site)
+    return [
+        ({"WM": t.wm, "WN": t.wn, "BN": t.bn, "STAGES": t.stages, "SPLITS": n}, _exclude(t, n, shape, target))
+        for t in TILES
+        for n in SPLITS
+    ]
+
+
+def _exclude(tile: Tile, splits: int, shape: Shape, target: Target) -> str:
+    smem = smem_bytes(tile, shape.d, shape.dv)
+    blocks = _ceil_div(shape.rows, tile.rows) * shape.blocks_z
+    if smem > target.smem_per_block:
+        return f"needs {smem} bytes of shared memory, a block has {target.smem_per_block}"
+    if tile.rows >= shape.rows + 16 and tile.wm > 1:
+        return f"{tile.rows - shape.rows} of {tile.rows} rows would be empty"
+    if splits > max(1, _ceil_div(shape.sk, tile.bn)):
+        return f"more splits than the {_ceil_div(shape.sk, tile.bn)} tiles of keys"
+    if splits > shape.dv + 8:
+        return f"shares of {splits} splits have no room in the bytes of {shape.dv + 8} sums a row"
+    if splits > 1 and blocks >= 2 * target.sms:
+        return f"{blocks} blocks fill {target.sms} SMs without splitting"
+    if splits > 1 and blocks * splits > 4 * target.sms:
+        return f"{blocks * splits} blocks: splits beyond 4 blocks an SM only add partial sums"
+    return ""
+
+
+def configs(site: Site, target: Target) -> list[Config]:
+    return [config for config, reason in candidates(site, target) if not reason]
+
+
+def tile_of(config: Config) -> Tile:
+    return Tile(config["WM"], config["WN"], config["BN"], config["STAGES"])
+
+
+def show(config: Config) -> str:
+    tile = tile_of(config)
+    return (
+        f"{tile.rows}x{tile.bn} rows x keys, {tile.wm}x{tile.wn} warps, {tile.stages} stage, {config['SPLITS']} split"
+    )
+
+
+# Cost model: a block's time for one tile of keys is the longest of its arithmetic, its copies from L2 and the latency
+# of its dependent steps; blocks that share an SM share its rates. Estimates until measured on the device.
+LAUNCH_US = 1.0  # a dependent graph node with a grid of about one wave: H200, measured 0.97
+START_US = 1.6  # length, then q, k and v from L2 or memory; writing the sums
+STEP_US = 0.25  # barriers, softmax and fragment latencies of one tile that other blocks on the SM can hide
+ARRIVE_US = 1.0  # a fence, an atomic and the first dependent load
+L2_GBS_PER_SM = 90.0  # 64 bytes a clock at 1.4 to 1.9 GHz, less what queues
+MMA_SHARE = {True: 0.6, False: 0.85}  # of the dense rate that mma.sync reaches, by whether the target has a wider path
+
+
+def cost(site: Site, config: Config, target: Target) -> float:
+    """Estimated microseconds with all keys visible."""
+    shape, tile, splits = Shape.of(site), tile_of(config), config["SPLITS"]
+    blocks = _ceil_div(shape.rows, tile.rows) * shape.blocks_z * splits
+    per_sm = _blocks_per_sm(shape, tile, target)
+    waves = _ceil_div(blocks, per_sm * target.sms)
+    shared = min(per_sm, _ceil_div(blocks, target.sms))  # blocks that run on one SM at a time
+    steps = _ceil_div(_ceil_div(shape.sk, tile.bn), splits)
+    wide = bool({"wgmma", "tcgen05"} & target.has)
+    flops = 2 * tile.rows * tile.bn * (_round_up(shape.d, 16) + shape.dv)
+    busy = min(1.0, shared * tile.threads / 256)  # two warps on each quarter of an SM keep its tensor core fed
+    mma_us = flops * shared / (target.tflops["bf16"] * 1e6 / target.sms * MMA_SHARE[wide] * busy)
+    copy_us = 2 * tile.bn * (shape.d + shape.dv) * shared / (L2_GBS_PER_SM * 1e3)
+    total = LAUNCH_US + START_US + waves * steps * max(mma_us, copy_us, mma_us / 2 + STEP_US)
+    return total + (_combine_us(shape, tile, splits) if splits > 1 else 0.0)
+
+
+def _blocks_per_sm(shape: Shape, tile: Tile, target: Target) -> int:
+    """As shared memory and registers allow; of each block's shared memory the driver keeps 1 KiB more."""
+    registers = min(255, 72 + shape.dv // 2 + tile.bn // tile.wn // 2)  # within 20 % of what the compiler takes
+    by_registers = 65536 // (_round_up(registers, 8) * tile.threads)
+    return max(1, min(target.smem_per_sm // (smem_bytes(tile, shape.d, shape.dv) + 1024), by_registers))
+
+
+def _combine_us(shape: Shape, tile: Tile, splits: int) -> float:
+    """A block writes its partial sums, and the last one of a row tile reads those of all splits."""
+    partial = 4 * tile.rows * shape.dv
+    return ARRIVE_US + (1 + splits) * partial / (L2_GBS_PER_SM * 1e3)
+
+
+def scratch(site: Site, config: Config) -> int:
+    """Sums, maxima and weights of the splits: fp32 [splits, B * Hkv, rows, Dv] and [splits, B * Hkv, rows, 2]."""
+    shape = Shape.of(site)
+    return 0 if config["SPLITS"] == 1 else _stats_at(shape, config) + 8 * _partials(shape, config)
+
+
+def counters(site: Site, config: Config) -> int:
+    """One 32-bit counter for each row tile of each key head."""
+    shape = Shape.of(site)
+    return 0 if config["SPLITS"] == 1 else 4 * _ceil_div(shape.rows, tile_of(config).rows) * shape.blocks_z
+
+
+def _partials(shape: Shape, config: Config) -> int:
+    return int(config["SPLITS"]) * shape.blocks_z * shape.rows
+
+
+def _stats_at(shape: Shape, config: Config) -> int:
+    return 4 * _partials(shape, config) * shape.dv
+
+
+def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
+    """One launch."""
+    shape, tile = Shape.of(site), tile_of(config)
+    q, _, _, mask, _ = operands_of(site)
+    types = [DTYPES[q.dtype].cuda, DTYPES[site.results[0].dtype].cuda]
+    sizes = [shape.d, shape.dv, tile.wm, tile.wn, tile.bn, tile.stages]
+    flags = [_flag(mask is not None), _flag(config["SPLITS"] > 1)]
+    stage = Stage(
+        source=SOURCE,
+        entry=f"frtc::smxx_attention<{', '.join([*types, *map(str, sizes), *flags])}>",
+        grid=(_ceil_div(shape.rows, tile.rows), config["SPLITS"], shape.blocks_z),
+        block=tile.threads,
+        smem=smem_bytes(tile, shape.d, shape.dv),
+        params=_params(site, shape, config),
+    )
+    return (stage,)
+
+
+def _params(site: Site, shape: Shape, config: Config) -> tuple[Param, ...]:
+    """In the order of the kernel's parameters."""
+    split = config["SPLITS"] > 1
+    pointers = [Param("operand", i) for i in range(5)] + [Param("result", 0)]
+    partial = [Param("scratch", 0), Param("scratch", _stats_at(shape, config)), Param("counters", 0)]
+    partial = partial if split else [Param("i64", 0)] * 3  # null pointers
+    views = [*shape.strides[:3], shape.mask_strides, shape.strides[3]]
+    strides = [Param("i64", step) for view in views for step in view]
+    resume, causal = int(site.attrs.get("resume", -1)), int(site.attrs.get("causal", False))
+    sizes = [shape.heads_kv, shape.group, shape.sq, shape.sk, resume, causal]
+    scale = Param("f32", float(site.attrs["scale"]) * math.log2(math.e))
+    return (*pointers, *partial, *strides, *(Param("i32", n) for n in sizes), scale)
+
+
+def _flag(value: bool) -> str:
+    return str(value).lower()
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _round_up(a: int, step: int) -> int:
+    return _ceil_div(a, step) * step
+
+
+KERNELS = (Kernel("smxx_attention", "attention", "baseline", refuse, configs, cost, stages, scratch, counters),)
