@@ -41,16 +41,15 @@ class Arguments:
         self.address = ctypes.addressof(self._array)
 
 
-def _value(
-    kind: str, value: float, operands: Sequence[int], results: Sequence[int], starts: Mapping[str, int]
-) -> Any:
+def _value(kind: str, value: float, operands: Sequence[int], results: Sequence[int], starts: Mapping[str, int]) -> Any:
     if kind == "operand":
         return ctypes.c_uint64(operands[int(value)])
     if kind == "result":
         return ctypes.c_uint64(results[int(value)])
     if kind in starts:
         return ctypes.c_uint64(starts[kind] + int(value))
-    return {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}[kind](value)
+    number: Any = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}[kind]
+    return number(value)
 
 
 class Gpu:
@@ -82,10 +81,12 @@ class Gpu:
         call(cu.cuMemFree(address))
 
     def upload(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        call(cu.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes))
+        if data.nbytes:
+            call(cu.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes))
 
     def download(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        call(cu.cuMemcpyDtoH(data.ctypes.data, address, data.nbytes))
+        if data.nbytes:
+            call(cu.cuMemcpyDtoH(data.ctypes.data, address, data.nbytes))
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
         call(cu.cuMemcpyDtoD(to, source, nbytes))
@@ -135,4 +136,4 @@ class Gpu:
             call(cu.cuEventDestroy(event))
         call(cu.cuGraphExecDestroy(executable))
         call(cu.cuGraphDestroy(graph))
-        return median(times[2:])
+        return float(median(times[2:]))

@@ -64,6 +64,7 @@ class Case:
     flops      floating-point operations, for the table
     bar        relative error instead of that of BARS, with the reason in a comment beside it
     sabotage   macro to define
+    in_place   (result, operand) pairs that are one buffer
     """
 
     site: Site
@@ -73,6 +74,7 @@ class Case:
     flops: float = 0.0
     bar: float | None = None
     sabotage: str = ""
+    in_place: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         sizes = " ".join("x".join(map(str, o.shape)) or "1" for o in self.site.operands if o)
@@ -153,42 +155,50 @@ def place(operand: Operand, values: Array | None) -> Array:
 def stray_bytes(raw: Array, operand: Operand) -> int:
     """Bytes outside the view that are no longer poison."""
     owned = np.zeros(raw.shape, np.uint8)
-    view_of(owned, replace_bytes(operand))[...] = 1
+    view_of(owned, as_bytes(operand))[...] = 1
     return int(np.count_nonzero((raw != POISON) & (owned == 0)))
 
 
-def replace_bytes(operand: Operand) -> Operand:
+def as_bytes(operand: Operand) -> Operand:
     """The bytes of an operand as an operand: one more axis, over the bytes of an element."""
     size = DTYPES[operand.dtype].itemsize
     return Operand("u8", (*operand.shape, size), (*(step * size for step in operand.strides), 1))
 
 
 class Buffers:
-    """All buffers of one case on the device, `copies` times, in one allocation: operands, results, scratch."""
+    """All buffers of one case on the device, `copies` times (0: as many as rotation wants), in one allocation.
+
+    `owner[i]` is the buffer of operand i, then of result i; None where an operand is absent.
+    """
 
     def __init__(self, gpu: Gpu, case: Case, operands: Sequence[Array | None], copies: int = 1) -> None:
         self.gpu, self.case = gpu, case
-        wanted = [(o, v) for o, v in zip(case.site.operands, operands, strict=True) if o is not None]
-        self.raw = [place(o, v) for o, v in wanted] + [place(r, None) for r in case.site.results]
-        self.scratch = case.kernel.scratch(case.site, case.config)
-        self.offsets, self.set_bytes = [], 0
-        for raw in self.raw:
-            self.offsets.append(self.set_bytes)
-            self.set_bytes += -(-raw.nbytes // 256) * 256
-        self.scratch_offset = self.set_bytes
-        self.set_bytes += -(-self.scratch // 256) * 256
-        self.counters_offset = self.set_bytes
-        self.counters = np.zeros(case.kernel.counters(case.site, case.config), np.uint8)
-        self.set_bytes += -(-self.counters.nbytes // 256) * 256
-        self.copies = copies or max(2, min(64, -(-2 * gpu.l2 // self.set_bytes)))
-        self.base = gpu.alloc(self.set_bytes * self.copies)
-        for raw, offset in zip(self.raw, self.offsets, strict=True):
-            gpu.upload(self.base + offset, raw)
-        gpu.poison(self.base + self.scratch_offset, self.scratch)
-        if self.counters.size:
-            gpu.upload(self.base + self.counters_offset, self.counters)
+        self.raw: list[Array] = []
+        self.owner: list[int | None] = []
+        shared = dict(case.in_place)
+        for operand, values in zip(case.site.operands, operands, strict=True):
+            self.owner.append(None if operand is None else len(self.raw))
+            self.raw += [] if operand is None else [place(operand, values)]
+        for index, result in enumerate(case.site.results):
+            self.owner.append(self.owner[shared[index]] if index in shared else len(self.raw))
+            self.raw += [] if index in shared else [place(result, None)]
+        self._allocate(copies)
+        self.functions: list[Any] = []
+
+    def _allocate(self, copies: int) -> None:
+        site, config = self.case.site, self.case.config
+        scratch = np.full(self.case.kernel.scratch(site, config), POISON, np.uint8)
+        counters = np.zeros(self.case.kernel.counters(site, config), np.uint8)
+        parts = [*self.raw, scratch, counters]
+        ends = np.cumsum([-(-part.nbytes // 256) * 256 for part in parts])
+        self.offsets = [0, *(int(end) for end in ends[:-1])]
+        self.set_bytes = int(ends[-1])
+        self.copies = copies or max(2, min(64, -(-2 * self.gpu.l2 // self.set_bytes)))
+        self.base = self.gpu.alloc(self.set_bytes * self.copies)
+        for part, offset in zip(parts, self.offsets, strict=True):
+            self.gpu.upload(self.base + offset, part)
         for k in range(1, self.copies):
-            gpu.copy(self.base + k * self.set_bytes, self.base, self.set_bytes)
+            self.gpu.copy(self.base + k * self.set_bytes, self.base, self.set_bytes)
 
     def __enter__(self) -> Buffers:
         return self
@@ -199,37 +209,35 @@ class Buffers:
     def launches(self, copy: int = 0) -> list[tuple[Any, Any, Arguments]]:
         """The launches of the case on one set of buffers."""
         start = self.base + copy * self.set_bytes
-        addresses = [start + offset + GUARD for offset in self.offsets]
-        given = iter(addresses)
-        operands = [0 if o is None else next(given) for o in self.case.site.operands]
-        results = list(given)
+        *offsets, scratch, counters = (start + offset for offset in self.offsets)
+        pointers = [0 if buffer is None else offsets[buffer] + GUARD for buffer in self.owner]
+        operands, results = pointers[: len(self.case.site.operands)], pointers[len(self.case.site.operands) :]
         stages = self.case.kernel.stages(self.case.site, self.case.config, TARGET)
-        launches = []
-        for stage, cubin in zip(stages, compile_all(self.case.jobs()), strict=True):
-            arguments = Arguments(stage, operands, results, start + self.scratch_offset, start + self.counters_offset)
-            launches.append((self.gpu.function(cubin, stage.smem), stage, arguments))
-        return launches
+        if not self.functions:
+            cubins = compile_all(self.case.jobs())
+            self.functions = [self.gpu.function(c, s.smem) for c, s in zip(cubins, stages, strict=True)]
+        arguments = [Arguments(stage, operands, results, scratch, counters) for stage in stages]
+        return list(zip(self.functions, stages, arguments, strict=True))
 
     def results(self) -> list[Array]:
         """The results of set 0, after checking that nothing else was written."""
-        if self.counters.size:
-            self.gpu.download(self.base + self.counters_offset, self.counters)
-            assert not self.counters.any(), "counters were not left at zero"
-        first = len(self.raw) - len(self.case.site.results)
-        for index, (raw, offset) in enumerate(zip(self.raw, self.offsets, strict=True)):
-            if index < first and raw.nbytes > CHECK_OPERANDS:
-                continue
-            after = np.empty_like(raw)
-            self.gpu.download(self.base + offset, after)
-            if index < first:
-                assert np.array_equal(after, raw), f"operand buffer {index} was written"
-            else:
-                operand = self.case.site.results[index - first]
-                stray = stray_bytes(after, operand)
-                assert not stray, f"{stray} bytes written outside result {index - first}"
-                self.raw[index] = after
-        views = zip(self.raw[first:], self.case.site.results, strict=True)
-        return [view_of(raw, operand) for raw, operand in views]
+        written = self.owner[len(self.case.site.operands) :]
+        for buffer, (raw, offset) in enumerate(zip(self.raw, self.offsets[:-2], strict=True)):
+            if buffer in written or raw.nbytes <= CHECK_OPERANDS:
+                after = np.empty_like(raw)
+                self.gpu.download(self.base + offset, after)
+                assert buffer in written or np.array_equal(after, raw), f"operand buffer {buffer} was written"
+                self.raw[buffer] = after
+        counters = np.zeros(self.case.kernel.counters(self.case.site, self.case.config), np.uint8)
+        self.gpu.download(self.base + self.offsets[-1], counters)
+        assert not counters.any(), "counters were not left at zero"
+        found = []
+        for index, (owner, operand) in enumerate(zip(written, self.case.site.results, strict=True)):
+            assert owner is not None
+            stray = 0 if dict(self.case.in_place).get(index) else stray_bytes(self.raw[owner], operand)
+            assert not stray, f"{stray} bytes written outside result {index}"
+            found.append(view_of(self.raw[owner], operand))
+        return found
 
 
 # ---- judgement ------------------------------------------------------------------------------------------------------
