@@ -1,0 +1,88 @@
+"""Weight expressions: any piece equals the same rows of the whole, and rounding happens once."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from frtc.codegen import weights
+from frtc.codegen.weights import padded_row, pieces, take_rows
+from frtc.lowering.ir import Node, Type, tensor
+from frtc.lowering.ops import add, cast, concat, const, linear, matmul, mul, reshape, slice_, transpose
+
+RNG = np.random.default_rng(1)
+Q, K, S = tensor("q", Type("f32", (12, 8))), tensor("k", Type("f32", (6, 8))), tensor("s", Type("f32", (8,)))
+VALUES = {k: RNG.standard_normal(t.shape).astype(np.float32) for k, t in (("q", Q), ("k", K), ("s", S))}
+
+INTERLEAVED = reshape(concat(reshape(Q, shape=(12, 1, 8)), reshape(mul(Q, 2.0), shape=(12, 1, 8)), axis=-2), shape=(24, 8))
+EXPRESSIONS = {
+    "copy": Q,
+    "cast": cast(Q, dtype="bf16"),
+    "concat": cast(concat(Q, K, axis=-2), dtype="bf16"),
+    "norm": mul(concat(Q, K, axis=-2), add(S, const(1.0)), dtype="bf16"),
+    "interleave": INTERLEAVED,
+    "product": matmul(Q, transpose(K, perm=(-1, -2)), dtype="bf16"),
+    "bias": linear(S, Q),
+    "columns": slice_(Q, axis=-1, start=2, stop=5),
+    "transposed": transpose(Q, perm=(-1, -2)),
+    "literal": const(3.0, "bf16", (12, 8)),
+}
+
+
+def whole(expression: Node) -> np.ndarray:
+    return np.concatenate(list(pieces(expression, VALUES.__getitem__)))
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+@pytest.mark.parametrize("elements", [1, 16, 40, 1 << 20])
+def test_pieces_make_the_whole(name: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = whole(EXPRESSIONS[name])
+    assert expected.shape == EXPRESSIONS[name].shape
+    monkeypatch.setattr(weights, "PIECE", elements)
+    np.testing.assert_array_equal(whole(EXPRESSIONS[name]), expected)
+
+
+def test_values() -> None:
+    q, k, s = (VALUES[n].astype(np.float64) for n in "qks")
+    folded = np.concatenate([q, k]) * (s + 1.0)
+    np.testing.assert_array_equal(whole(EXPRESSIONS["norm"]), _bf16(folded))
+    np.testing.assert_array_equal(whole(INTERLEAVED)[1::2], VALUES["q"] * 2)
+    np.testing.assert_array_equal(whole(EXPRESSIONS["cast"]), VALUES["q"].astype(ml_dtypes.bfloat16))
+
+
+def _bf16(values: np.ndarray) -> np.ndarray:
+    """Nearest bf16 by search among neighbours, in float64: rounded once."""
+    near = values.astype(np.float32).astype(ml_dtypes.bfloat16)
+    bits = near.view(np.uint16).astype(np.int64)
+    candidates = [(bits + d).astype(np.uint16).view(ml_dtypes.bfloat16) for d in (0, -1, 1)]
+    distance = np.stack([np.abs(c.astype(np.float64) - values) for c in candidates])
+    return np.choose(np.argmin(distance, 0), candidates)
+
+
+def test_one_rounding_not_two() -> None:
+    """1 + 2^-8 + 2^-40 lies above the middle of two bf16 numbers, but float32 rounds it to the middle."""
+    x = tensor("x", Type("f64", (1, 1)))
+    value = np.array([[1 + 2.0**-8 + 2.0**-40]])
+    got = np.concatenate(list(pieces(mul(x, 1.0, dtype="bf16"), {"x": value}.__getitem__)))
+    assert float(got[0, 0]) == 1 + 2.0**-7
+
+
+def test_a_slice_reaches_the_leaves() -> None:
+    """A piece of a concat reads only the tensors that it overlaps."""
+    part = take_rows(concat(Q, K, axis=-2), 12, 15)
+    assert [n["key"] for n in part.operands if n.op == "tensor"] == ["k"] or part.op == "slice"
+    read: list[str] = []
+
+    def lookup(key: str) -> np.ndarray:
+        read.append(key)
+        return VALUES[key]
+
+    list(pieces(part, lookup))
+    assert read == ["k"]
+
+
+def test_rows_are_padded_to_16_bytes() -> None:
+    assert padded_row(Type("bf16", (3, 9))) == 16
+    assert padded_row(Type("f32", (3, 9))) == 12
+    assert padded_row(Type("bf16", (9,))) == 9
