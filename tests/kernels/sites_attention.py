@@ -65,7 +65,7 @@ class AttentionSite:
             q = self.site.operands[0]
             assert q
             scores = np.broadcast_to(masks, (*q.shape[:-1], k.shape[-2]))
-            seen &= scores.any(axis=(-3, -2))[..., None, :]
+            seen &= np.any(scores, axis=(-3, -2), keepdims=True)[..., 0, :]
         return ~seen
 
 
