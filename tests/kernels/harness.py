@@ -63,6 +63,7 @@ class Case:
     inputs     makes the operands; None: `fresh` for each
     flops      floating-point operations, for the table
     bar        relative error instead of that of BARS, with the reason in a comment beside it
+    level_rows judge a row smaller than the root-mean-square row as if it had that size, with the reason beside it
     sabotage   macro to define
     in_place   (result, operand) pairs that are one buffer
     """
@@ -73,6 +74,7 @@ class Case:
     inputs: Callable[[Site, np.random.Generator], list[Array | None]] | None = None
     flops: float = 0.0
     bar: float | None = None
+    level_rows: bool = False
     sabotage: str = ""
     in_place: tuple[tuple[int, int], ...] = ()
 
@@ -243,14 +245,15 @@ class Buffers:
 # ---- judgement ------------------------------------------------------------------------------------------------------
 
 
-def difference(got: Array, want: Array) -> tuple[float, float]:
+def difference(got: Array, want: Array, level_rows: bool = False) -> tuple[float, float]:
     """(relative error over the tensor, that of the worst row): |got - want| / |want| in the 2-norm; NaN is infinite."""
     a, b = got.astype(np.float64), want.astype(np.float64)
     rows = (-1, a.shape[-1]) if a.ndim else (1, 1)
     gap = np.linalg.norm((a - b).reshape(rows), axis=-1)
     size = np.linalg.norm(b.reshape(rows), axis=-1)
+    floor = np.sqrt(np.mean(size**2)) if level_rows else 0.0
     with np.errstate(divide="ignore", invalid="ignore"):
-        row = np.where(gap == 0, 0.0, gap / size)
+        row = np.where(gap == 0, 0.0, gap / np.maximum(size, floor))
         whole = 0.0 if not gap.any() else np.linalg.norm(gap) / np.linalg.norm(size)
     return float(np.nan_to_num(whole, nan=np.inf)), float(np.nan_to_num(row, nan=np.inf).max(initial=0))
 
@@ -264,7 +267,7 @@ def faults(case: Case, got: Sequence[Array], want: Sequence[Array]) -> tuple[lis
             wrong += [f"result {index}: {bad} of {w.size} elements differ"] if bad else []
             continue
         bar = case.bar or BARS[operand.dtype]
-        error, row = difference(g, w)
+        error, row = difference(g, w, case.level_rows)
         worst = max(worst, error)
         if not (error <= bar and row <= ROW * bar):
             wrong.append(
