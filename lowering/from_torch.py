@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import torch
@@ -30,7 +30,7 @@ from frtc.lowering.aten import Call, Lowering, Unsupported, load
 from frtc.lowering.aten_lookup import UPDATES, VERSIONS
 from frtc.lowering.ir import Graph, Node, Type
 from frtc.lowering.op import TypeMismatch
-from frtc.lowering.provenance import location, source_of
+from frtc.lowering.provenance import locate, location, source_of
 
 LITERAL_BYTES = 64 * 1024
 DTYPES = {
@@ -46,8 +46,8 @@ DTYPES = {
     torch.uint8: "u8",
     torch.bool: "bool",
 }
+DATA_HINT = "make every shape and branch follow from the shapes of the inputs, not from values in tensors"
 DROPPED = {"_assert_tensor_metadata.default", "_assert_scalar.default", "_assert_async.msg"}
-LEAVES = frozenset({"const", "weight", "tensor", "input", "state"})
 
 
 def lower(
@@ -89,7 +89,8 @@ def export(module: nn.Module, example_inputs: tuple[Any, ...], name: str) -> Exp
     except Exception as error:
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         rows = [("torch", f"{type(error).__name__}: {first[0]}"), ("source", source_of(error))]
-        hint = "make every shape and branch follow from the shapes of the inputs, not from values in tensors"
+        data = "data-dependent" in str(error) or "Unbacked" in str(error)
+        hint = DATA_HINT if data else "the module itself fails on tensors without values; see the line"
         raise FrtcError("lowering.export", f"torch.export cannot trace program {name}", rows, hint) from None
 
 
@@ -150,6 +151,12 @@ def _value_of(program: ExportedProgram, name: str) -> torch.Tensor | None:
     return value if value is not None else program.state_dict.get(name)
 
 
+def _first_names(program: ExportedProgram) -> dict[str, str]:
+    """Tied parameters go by the name that stands first in the state_dict: export picks any of them."""
+    owner: dict[int, str] = {}
+    return {name: owner.setdefault(id(value), name) for name, value in program.state_dict.items()}
+
+
 class _Importer:
     """The walk over one exported graph. `values` holds the IR of each fx node (a tuple for several results)."""
 
@@ -157,6 +164,7 @@ class _Importer:
         self.program, self.name, self.scope = program, name, scope
         self.state_names = states
         self.table = load()
+        self.first_names = _first_names(program)
         self.values: dict[fx.Node, Any] = {}
         self.states: dict[str, Node] = {}  # by qualified name
         self.placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
@@ -204,7 +212,7 @@ class _Importer:
             self.states[name] = ir.state(scoped, type)
             return self.states[name]
         if kind is InputKind.PARAMETER or persistent:
-            return ir.weight(scoped, type)
+            return ir.weight(_scoped(self.scope, self.first_names.get(name, name)), type)
         if value is None or value.device.type == "meta":
             hint = "build the module so that only parameters are on the meta device, or register the buffer as persistent"
             raise FrtcError("lowering.buffer", f"buffer {scoped} of program {self.name} has no values", hint=hint)
@@ -250,7 +258,7 @@ class _Importer:
         for found, wanted in zip(results, call.types, strict=True):
             if found.type != wanted:
                 raise Unsupported(f"torch gives {wanted}, its lowering {found.type}")
-            _locate(found, location(node))
+            locate(found, location(node.meta))
         return result
 
     def _argument(self, value: Any, keep: bool = False) -> Any:
@@ -298,7 +306,7 @@ class _Importer:
         return written
 
     def _unsupported(self, node: fx.Node, target: str, reason: str = "") -> FrtcError:
-        rows = [("program", self.name), ("where", location(node) or "unknown")]
+        rows = [("program", self.name), ("where", location(node.meta) or "unknown")]
         near = nearest(target, self.table)
         rows += [("reason", reason)] if reason else [("nearest", near)] if near else []
         hint = "rewrite that line with supported ops" if reason else "rewrite that line, or add a row to lowering/aten_*.py"
@@ -307,20 +315,3 @@ class _Importer:
 
 def _target(node: fx.Node) -> str:
     return str(node.target).removeprefix("aten.")
-
-
-def _locate(node: Node, loc: str) -> None:
-    """The new nodes below and including `node` come from `loc`; whatever has a location keeps it."""
-    for new in _unlocated(node):
-        new.loc = loc
-
-
-def _unlocated(node: Node) -> Iterator[Node]:
-    stack = [node]
-    while stack:
-        new = stack.pop()
-        if not new.loc and new.op not in LEAVES:
-            yield new
-            stack.extend(new.operands)
-
-

@@ -7,18 +7,31 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
-from torch import fx
+from frtc.lowering.ir import Node
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in ')
+_LEAVES = frozenset({"const", "weight", "tensor", "input", "state"})
 _OWN_LINKS = "frtc/"  # the package's folders are links to the top-level ones
 
 
-def location(node: fx.Node) -> str:
-    """Module path and source line of the innermost frame outside torch."""
-    stack = node.meta.get("nn_module_stack") or {}
+def location(meta: Mapping[str, Any]) -> str:
+    """Module path and source line of the innermost frame outside torch, from an fx node's `meta`."""
+    stack = meta.get("nn_module_stack") or {}
     module = next(reversed(stack.values()))[0] if stack else ""
-    return " ".join(part for part in (module, _source(node.meta.get("stack_trace") or "")) if part)
+    return " ".join(part for part in (module, source_line(meta.get("stack_trace") or "")) if part)
+
+
+def locate(node: Node, loc: str) -> None:
+    """The new nodes below and including `node` come from `loc`; whatever has a location keeps it."""
+    stack = [node]
+    while stack:
+        new = stack.pop()
+        if not new.loc and new.op not in _LEAVES:
+            new.loc = loc
+            stack.extend(new.operands)
 
 
 def source_of(error: BaseException) -> str:
@@ -28,7 +41,8 @@ def source_of(error: BaseException) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _source(stack_trace: str) -> str:
+def source_line(stack_trace: str) -> str:
+    """Innermost line outside torch of a stack trace in Python's format."""
     return _innermost([(m[1], int(m[2])) for m in _FRAME.finditer(stack_trace)])
 
 
