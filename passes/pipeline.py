@@ -1,4 +1,4 @@
-"""The pipeline: one literal list, and the runner that observes it.
+"""The runner of passes: it observes, the passes do not know. The list itself is in passes/standard.py.
 
 After each pass the IR is verified. The runner alone knows of the FRTC_* variables; passes know nothing of them.
 

@@ -1,0 +1,45 @@
+"""The pipeline, one literal list. Each ordering constraint stands beside the pass it binds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from frtc.lowering.ir import Node
+from frtc.passes.attention_sites import attention_sites
+from frtc.passes.canonicalize import canonicalize
+from frtc.passes.fold_constants import fold_constants
+from frtc.passes.fold_linears import fold_linears
+from frtc.passes.fold_norms import fold_norms
+from frtc.passes.fuse_epilogues import fuse_epilogues
+from frtc.passes.fuse_pointwise import fuse_pointwise
+from frtc.passes.fuse_residual_norm import fuse_residual_norm
+from frtc.passes.fuse_rope_qkv import fuse_rope_qkv
+from frtc.passes.hoist import hoist
+from frtc.passes.layout import layout
+from frtc.passes.merge_linears import merge_linears
+from frtc.passes.name_weights import name_weights
+from frtc.passes.rewrite import Pass
+
+# What the model means, whatever the GPU.
+FRONT: tuple[Pass, ...] = (
+    canonicalize,  # first: all later rules match one spelling
+    attention_sites,  # before hoist: a mask that becomes a length must not be computed and carried out of the loop
+    fold_constants,  # before hoist and merge: the modulation's linears leave the loop instead of being merged into it
+    hoist,
+    merge_linears,  # after gated linears are recognised (canonicalize), so that gate and up are no candidates
+    fold_norms,  # after merge: one norm feeds one linear
+    fold_linears,
+)
+
+
+def pipeline(implements: Callable[[Node], bool]) -> tuple[Pass, ...]:
+    """All passes for a GPU whose kernels run the nodes that `implements` accepts."""
+    return (
+        *FRONT,
+        fuse_epilogues(implements),  # after folds: they match bare linears
+        fuse_residual_norm(implements),  # after epilogues: only sums that no linear can absorb
+        layout,  # no rule of the passes above matches views
+        fuse_rope_qkv(implements),  # after layout: heads are strides, whatever spelling made them
+        fuse_pointwise(implements),  # after all that could absorb a pointwise op
+        name_weights,  # last: constant expressions are complete
+    )
