@@ -1,0 +1,141 @@
+"""Algebra of pointwise ops: neutral elements, powers, signs, logic. What follows may assume one spelling of each.
+
+All of it is exact, except that x**3 and a / sqrt(b) round their fp32 intermediates elsewhere (1e-7 relative).
+"""
+
+from __future__ import annotations
+
+import math
+
+from frtc.lowering.ir import Node
+from frtc.lowering.ops import OPS, add, broadcast, cast, const, div, mul, neg, not_, pow_, rsqrt, sqrt, sub, where
+from frtc.lowering.pattern import Var, literal
+from frtc.passes.canonical_cast import lossless
+from frtc.passes.rewrite import Rules
+
+x, a, b = Var("x"), Var("a"), Var("b")
+
+
+def fit(value: Node, like: Node) -> Node:
+    """`value` in the type of `like`: what is left of an op that turned out to do nothing else."""
+    value = value if value.dtype == like.dtype else cast(value, dtype=like.dtype)
+    return value if value.shape == like.shape else broadcast(value, shape=like.shape)
+
+
+def fit_result(x: Node, node: Node) -> Node:
+    """x op neutral -> x, cast if the op rounded or widened"""
+    return fit(x, node)
+
+
+def number(node: Node) -> float | int | None:
+    """The number that a literal holds in every element; None for anything else, truth values included."""
+    value = literal(node)
+    return None if isinstance(value, bool) else value
+
+
+def _literal_right(node: Node) -> Node | None:
+    left, right = node.operands
+    if literal(left) is None or literal(right) is not None:
+        return None
+    row = OPS[node.op]
+    return row(right, left, dtype=node.dtype) if "dtype" in row.attrs else row(right, left)
+
+
+def _power(node: Node) -> Node | None:
+    base, exponent = node.operands
+    value, dtype = number(exponent), node.dtype
+    if not base.t.is_float or exponent.t.rank != 0:
+        return None
+    if value == 2:
+        return mul(base, base, dtype=dtype)
+    if value == 3:
+        return mul(mul(base, base, dtype="f32"), base, dtype=dtype) if base.dtype != "f64" else None
+    if value == 0.5:
+        return sqrt(base, dtype=dtype)
+    return rsqrt(base, dtype=dtype) if value == -0.5 else None
+
+
+def _minus_literal(node: Node) -> Node | None:
+    """x - c -> x + (-c)"""
+    left, right = node.operands
+    value = number(right)
+    if value is None or number(left) is not None or (not right.t.is_float and right.dtype not in ("i32", "i64")):
+        return None
+    return add(left, const(-value, right.dtype, right.shape), dtype=node.dtype)
+
+
+def _divided(node: Node) -> Node | None:
+    """x / c -> x * (1/c) where 1/c is exact: powers of two. Other divisors stay."""
+    left, right = node.operands
+    value = number(right)
+    if not value or not left.t.is_float or not math.isfinite(value) or abs(math.frexp(value)[0]) != 0.5:
+        return None
+    return mul(left, const(1.0 / value, "f32", right.shape), dtype=node.dtype)
+
+
+def _logic(node: Node) -> Node | None:
+    """and, or with a literal or twice the same; not of not; where with a literal condition or equal branches."""
+    args = node.operands
+    if node.op == "not":
+        return args[0].operands[0] if args[0].op == "not" else None
+    if node.op == "where":
+        known = literal(args[0])
+        chosen = args[1] if known or args[1] is args[2] else args[2] if known is not None else None
+        return None if chosen is None else fit(chosen, node)
+    if args[0] is args[1]:
+        return args[0]
+    for this, other in (args, args[::-1]):
+        known = literal(this)
+        if known is not None:
+            neutral = bool(known) == (node.op == "and")
+            return fit(other if neutral else this, node)
+    return None
+
+
+def _truth_test(node: Node) -> Node | None:
+    """cast(c: bool, int) != 0 -> c; == 0 -> not c; a cast of such a number to bool -> c"""
+    value, against = node.operands
+    if number(against) != 0 or value.op != "cast" or value.operands[0].dtype != "bool":
+        return None
+    condition: Node = value.operands[0] if node.op == "ne" else not_(value.operands[0])
+    return fit(condition, node)
+
+
+def _signs(node: Node) -> Node | None:
+    """-(-x) -> x; a + (-b) -> a - b: where the inner negation rounded nothing."""
+    for i, inner in enumerate(node.operands):
+        if inner.op != "neg" or not inner.t.is_float or not lossless(inner.operands[0].dtype, inner.dtype):
+            continue
+        value = inner.operands[0]
+        return fit(value, node) if node.op == "neg" else sub(node.operands[1 - i], value, dtype=node.dtype)
+    return None
+
+
+def _inverse_root(a: Node, b: Node, node: Node) -> Node | None:
+    """a / sqrt(b)"""
+    if "f64" in (a.dtype, b.dtype) or not b.t.is_float:
+        return None
+    if number(a) == 1 and b.shape == node.shape:
+        return rsqrt(b, dtype=node.dtype)
+    return mul(a, rsqrt(b, dtype="f32"), dtype=node.dtype)
+
+
+RULES = Rules(
+    "algebra",
+    [
+        (frozenset(n for n, row in OPS.items() if row.commutes), _literal_right),
+        (mul(x, 1), fit_result),
+        (div(x, 1), fit_result),
+        (add(x, 0), fit_result),
+        (sub(x, 0), fit_result),
+        (pow_(x, 1), fit_result),
+        (mul(x, -1), lambda x, node: neg(x, dtype=node.dtype) if x.shape == node.shape else None),
+        (frozenset({"neg", "add"}), _signs),
+        (frozenset({"pow"}), _power),
+        (frozenset({"sub"}), _minus_literal),
+        (frozenset({"div"}), _divided),
+        (div(a, sqrt(b)), _inverse_root),
+        (frozenset({"and", "or", "not", "where"}), _logic),
+        (frozenset({"eq", "ne"}), _truth_test),
+    ],
+)
