@@ -6,7 +6,7 @@ target's name; two builds of the same module for the same target give equal prog
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from frtc.codegen.dependences import verify_no_race, with_dependences
@@ -40,9 +40,13 @@ class Built:
 
 
 def build(
-    module: Module, target: Target, families: tuple[str, ...] = ("baseline",), catalog: Catalog = CATALOG, jobs: int = 0
+    module: Module,
+    target: Target,
+    families: tuple[str, ...] = ("baseline",),
+    catalog: Catalog = CATALOG,
+    done: Callable[[float], None] = lambda share: None,
 ) -> Built:
-    """Choose kernels, place values, compile. `jobs` is the number of compiler threads (0: all cores)."""
+    """Choose kernels, place values, compile. `done` is told which share of the kernels is compiled."""
     placement = place_module(module)
     weights = _Weights()
     emitted: dict[str, list[Emitted]] = {}
@@ -52,7 +56,8 @@ def build(
         emitted[graph.name] = emitter.run()
     schedule = _schedule(module.schedule, placement, target, catalog, families, emitted)
     arena, state = _plan_memory(emitted, placement)
-    launches, entries, cubins = _compile([s for calls in emitted.values() for c in calls for s in _stages(c, target)], target, jobs)
+    launched = [s for calls in emitted.values() for c in calls for s in _stages(c, target)]
+    launches, entries, cubins = _compile(launched, target, done)
     stages = tuple(_stage(name, calls, target, launches) for name, calls in emitted.items())
     expressions = dict(module.weights.outputs)
     program = Program(
@@ -160,14 +165,14 @@ def _stages(call: Emitted, target: Target) -> tuple[KernelStage, ...]:
 
 
 def _compile(
-    stages: list[KernelStage], target: Target, jobs: int
+    stages: list[KernelStage], target: Target, done: Callable[[float], None]
 ) -> tuple[dict[Job, int], tuple[Entry, ...], dict[str, bytes]]:
     """Compile each distinct kernel once: job -> index of its entry, the entries, cubins by tensor name."""
     most: dict[Job, int] = {}
     for stage in stages:
         job = Job.of(stage, target)
         most[job] = max(most.get(job, 0), stage.smem)
-    compiled = compile_all(list(most))
+    compiled = compile_all(list(most), done=lambda job, share: done(share))
     names = {job: f"cubin.{i:03d}" for i, job in enumerate(most)}
     entries = tuple(Entry(names[job], c.symbol, most[job]) for job, c in zip(most, compiled, strict=True))
     cubins = {names[job]: c.image for job, c in zip(most, compiled, strict=True)}

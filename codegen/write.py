@@ -1,0 +1,45 @@
+"""Write a Plan: weights evaluated in pieces by a few threads, straight into the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from frtc.codegen.build import Built
+from frtc.codegen.weights import Lookup, pieces
+from frtc.runtime.plan import Program
+from frtc.runtime.plan_file import PlanWriter
+
+WORKERS = 2  # each holds one piece in float64 and its operands
+
+
+def write_plan(
+    path: Path,
+    built: Built,
+    program: Program,
+    tensors: Lookup,
+    blobs: Mapping[str, bytes],
+    evidence: Mapping[str, Any],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> str:
+    """Write the Plan and return its plan_id. The file appears when it is complete, or not at all.
+
+    program    built.program with its policy
+    tensors    checkpoint tensor by key
+    blobs      further tensors of bytes (tokenizer)
+    progress   called with (weights written, weights in all)
+    """
+    with PlanWriter(path, program, {**built.cubins, **blobs}) as writer, ThreadPoolExecutor(WORKERS) as pool:
+
+        def write(name: str) -> None:
+            row = 0
+            for piece in pieces(built.expressions[name], tensors):
+                writer.write_weight(name, piece, row)
+                row += len(piece)
+
+        names = [w.name for w in program.weights]
+        for done, _ in enumerate(pool.map(write, names), 1):
+            progress(done, len(names))
+        return writer.finish(evidence)
