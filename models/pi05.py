@@ -28,6 +28,7 @@ VISION = "paligemma_with_expert.paligemma.model.vision_tower.vision_model"
 PREFIX = "paligemma_with_expert.paligemma.model.language_model"
 EXPERT = "paligemma_with_expert.gemma_expert.model"
 LM_HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
+EXPERT_HEAD = "paligemma_with_expert.gemma_expert.lm_head.weight"
 
 WEIGHTS = WeightMap(
     names=(
@@ -57,7 +58,7 @@ WEIGHTS = WeightMap(
     tied={"prefix.embed.weight": LM_HEAD},
     unused={
         f"{PREFIX}.norm.weight": "only the keys and values of the prefix are read, its last hidden state is not",
-        f"{EXPERT[:-6]}.lm_head.weight": "the expert never emits text",
+        EXPERT_HEAD: "the expert never emits text",
     },
     refused={"proprio_history_proj": "the memory variant (a history of states enters the prefix)"},
 )
@@ -115,8 +116,24 @@ def tiny() -> Pi05Config:
         vocab=1024,
         action_width=32,
         views=2,
-        prompt=48,
+        prompt=96,
         horizon=10,
+        steps=10,
+        origin="openpi",
+    )
+
+
+def full() -> Pi05Config:
+    """The published sizes: 3.3 billion parameters in use."""
+    return Pi05Config(
+        vision=SiglipConfig(width=1152, layers=27, mlp=4304),
+        prefix=GemmaConfig(width=2048, layers=18, heads=8, kv_heads=1, head_dim=256, mlp=16384),
+        expert=GemmaConfig(width=1024, layers=18, heads=8, kv_heads=1, head_dim=256, mlp=4096),
+        vocab=257_152,
+        action_width=32,
+        views=3,
+        prompt=200,
+        horizon=50,
         steps=10,
         origin="openpi",
     )
@@ -307,7 +324,11 @@ def schedule(c: Pi05Config) -> Schedule:
     """Vision and prefix once, then the Euler steps on the noise."""
     return Schedule(
         inputs=("images", "tokens", "n", "noise"),
-        steps=(Run("vision"), Run("prefix"), Repeat("denoise", len(c.times), carry={"x_t": "noise"}, tables={"t": c.times})),
+        steps=(
+            Run("vision"),
+            Run("prefix"),
+            Repeat("denoise", len(c.times), carry={"x_t": "noise"}, tables={"t": c.times}),
+        ),
         outputs={"actions": "x_t"},
     )
 

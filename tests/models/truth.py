@@ -1,4 +1,4 @@
-"""Foreign reference data and how it is compared: the golden tensors and the lerobot fixture, as our module enters them."""
+"""Foreign reference data and how we compare with it: the golden tensors and the lerobot fixture."""
 
 from __future__ import annotations
 
