@@ -23,12 +23,14 @@ class AttentionSite:
 
     length   the number of valid keys on the device, where the site has that operand
     spread   standard deviation of the scores: 1 soft, 30 nearly one-hot
+    hidden   what keys and values hold that no query sees
     """
 
     name: str
     site: Site
     length: int = 0
     spread: float = 1.0
+    hidden: float = np.nan
 
     @property
     def flops(self) -> float:
@@ -41,7 +43,7 @@ class AttentionSite:
         return 2.0 * math.prod(q.shape[:-1]) * keys * (q.shape[-1] + v.shape[-1])
 
     def inputs(self, site: Site, rng: np.random.Generator) -> list[Array | None]:
-        """N(0, 1), 1 % of channels times 30, q scaled to the spread of scores; keys that nobody sees hold NaN."""
+        """N(0, 1), 1 % of channels times 30, q scaled to the spread of scores; keys that nobody sees hold `hidden`."""
         q, k, v, mask, length = site.operands
         assert q and k and v
         draws = [_loud_channels(rng, operand.shape) for operand in (q, k, v)]
@@ -51,7 +53,7 @@ class AttentionSite:
         if masks is not None:
             masks[..., 3:5] = False
         for draw in draws[1:]:
-            draw[self._unseen(k, masks)] = np.nan
+            draw[self._unseen(k, masks)] = self.hidden
         rounded = [round_to(draw, operand.dtype) for draw, operand in zip(draws, (q, k, v), strict=True)]
         return [*rounded, masks, np.array(self.length, np.int32) if length else None]
 
