@@ -75,36 +75,34 @@ class PolicyFiles:
     family: PolicyFamily
     origin: str
     cameras: tuple[Camera, ...]
-    state: Norm
-    state_dim: int
+    state: State
     action: Norm
     action_dim: int
     mask: tuple[bool, ...]  # actions relative to the state; () where none is
-    state_numbers: int  # in the prompt
+    prompt: Prompt
+    resolution: int | None  # side of the pictures, where the files name it
     tokenizer: bytes
     facts: tuple[Fact, ...]
     assumed: tuple[Assumption, ...]
-    newline: bool = False  # lerobot may only end the prompt with a newline instead of cleaning it
-    resolution: int | None = None  # side of the pictures that the files name
 
     def policy(self, sizes: Sizes) -> Policy:
         """The policy for a model of these sizes."""
         if self.resolution not in (None, sizes.image):
             what = f"config.json says pictures of {self.resolution} pixels, the model takes {sizes.image}"
             raise FrtcError("policy.features", what, [("field", "config.json: image_resolution")])
-        for name, dim in (("state", self.state_dim), ("actions", self.action_dim)):
-            if dim > sizes.action_width:
-                what = f"{name} of {dim} dimensions do not fit into the model's width {sizes.action_width}"
-                raise FrtcError("statistics.value", what, hint=f"--{name.rstrip('s')}-dim cuts padding off")
-        family, (resize, border) = self.family, RESIZE[self.origin]
-        clean: Any = "newline" if self.newline else "spaces"
-        template = family.with_state if self.state_numbers else "{prompt}" if self.newline else family.plain
+        width = sizes.action_width
+        state_width = width if self.family.state_input else 0
+        for name, dim, fits in (("state", self.state.dim, not state_width), ("action", self.action_dim, False)):
+            if dim > width and not fits:
+                what = f"{name} of {dim} dimensions does not fit into the model's width {width}"
+                raise FrtcError("statistics.value", what, hint=f"--{name}-dim cuts padding off")
+        resize, border = RESIZE[self.origin]
         prepare = (
             Images(self.cameras, sizes.image, resize, border),
-            State(self.state_dim, self.state, sizes.action_width if family.state_input else 0),
-            Prompt(clean, template, self.state_numbers),
+            replace(self.state, width=state_width),
+            self.prompt,
             self._tokens(sizes),
-            Noise(sizes.horizon, sizes.action_width),
+            Noise(sizes.horizon, width),
         )
         absolute = (Absolute(self.mask),) if any(self.mask) else ()
         finish = (Slice(sizes.horizon, self.action_dim), Unnormalise(self.action), *absolute)
@@ -153,9 +151,8 @@ class _Reader:
         if wanted is not None:
             if wanted.startswith("lerobot") != lerobot:
                 found = "lerobot" if lerobot else "openpi"
-                raise UsageError(
-                    "policy.origin", f"--origin {wanted}, but the files are {found}'s", [("because", proof)]
-                )
+                what = f"--origin {wanted}, but the files are {found}'s"
+                raise UsageError("policy.origin", what, [("because", proof)])
             return str(self.fact("origin", wanted, "option"))
         if not lerobot:
             return str(self.fact("origin", "openpi", proof))
@@ -214,15 +211,9 @@ class _Reader:
         path = next((place for place in places if place.is_file()), None)
         if path is None:
             hint = "pass one with --tokenizer FILE (PaliGemma's tokenizer.json); it goes into the Plan"
-            raise UsageError(
-                "tokenizer.missing",
-                "the checkpoint has no tokenizer",
-                [("looked for", str(place)) for place in places],
-                hint,
-            )
-        self.fact(
-            "tokenizer", path.name, "option" if self.options.tokenizer else path.relative_to(self.folder).as_posix()
-        )
+            rows = [("looked for", str(place)) for place in places]
+            raise UsageError("tokenizer.missing", "the checkpoint has no tokenizer", rows, hint)
+        self.fact("tokenizer", path.name, "option" if self.options.tokenizer else "the checkpoint's")
         return path.read_bytes()
 
     def openpi(self) -> PolicyFiles:
@@ -243,8 +234,8 @@ class _Reader:
             shown = self.assume("state_in_prompt", family.state_in_prompt, why, "--state-in-prompt yes or no")
         else:
             self.fact("state_in_prompt", shown, "option")
-        numbers = state.dim if shown else 0
-        return self._files("openpi", cameras, (norms[0], norms[1]), (state.dim, action.dim), mask, numbers)
+        prompt = Prompt("spaces", family.with_state if shown else family.plain, state.dim if shown else 0)
+        return self._files("openpi", cameras, State(state.dim, norms[0]), norms[1], action.dim, mask, prompt)
 
     def _cut(self, stats: Statistics, dim: int | None) -> Statistics:
         """Statistics of the real dimensions. openpi pads some files to the model's width with zeros."""
@@ -278,37 +269,41 @@ class _Reader:
         state = pre.norm("normalizer_processor", "observation.state", dims["state"], keep)
         action = post.norm("unnormalizer_processor", "action", dims["action"], keep)
         mask = self.mask(relative_mask(pre, post, dims["action"]), f"{PRE}, {POST}", dims["state"], dims["action"])
-        shown = family.lerobot_state_step in pre.steps
-        if options.state_in_prompt is None:
-            self.fact("state_in_prompt", shown, f"{PRE}: {family.lerobot_state_step}")
-        else:
-            shown = self.fact("state_in_prompt", options.state_in_prompt, "option")
-        # 0.4 pads the state before it writes it into the prompt
-        numbers = self._count("max_state_dim", 32) if origin == "lerobot-0.4" else dims["state"]
-        newline = not shown and any(step in pre.steps for step in NEWLINE_STEPS)
-        both = (dims["state"], dims["action"])
-        files = self._files(origin, cameras, (state, action), both, mask, numbers if shown else 0)
-        return replace(files, newline=newline, resolution=self._resolution())
+        prompt = self._lerobot_prompt(pre, origin, dims["state"])
+        return self._files(origin, cameras, State(dims["state"], state), action, dims["action"], mask, prompt)
+
+    def _lerobot_prompt(self, pre: Pipeline, origin: str, state_dim: int) -> Prompt:
+        """As the pipeline writes it: cleaned, with the state; or as given, perhaps with a newline at the end."""
+        family, option = self.family, self.options.state_in_prompt
+        shown = family.lerobot_state_step in pre.steps if option is None else option
+        self.fact("state_in_prompt", shown, "option" if option is not None else f"{PRE}: {family.lerobot_state_step}")
+        if shown:  # 0.4 pads the state before it writes it into the prompt
+            numbers = self._count("max_state_dim", 32) if origin == "lerobot-0.4" else state_dim
+            return Prompt("spaces", family.with_state, numbers)
+        if option is not None:
+            return Prompt("spaces", family.plain)
+        return Prompt("newline" if any(step in pre.steps for step in NEWLINE_STEPS) else "none", "{prompt}")
 
     def _files(
         self,
         origin: str,
         cameras: tuple[Camera, ...],
-        norms: tuple[Norm, Norm],  # of state and action
-        dims: tuple[int, int],
+        state: State,
+        action: Norm,
+        action_dim: int,
         mask: tuple[bool, ...],
-        numbers: int,
+        prompt: Prompt,
     ) -> PolicyFiles:
         return PolicyFiles(
             family=self.family,
             origin=origin,
             cameras=cameras,
-            state=norms[0],
-            state_dim=dims[0],
-            action=norms[1],
-            action_dim=dims[1],
+            state=state,
+            action=action,
+            action_dim=action_dim,
             mask=mask,
-            state_numbers=numbers,
+            prompt=prompt,
+            resolution=self._resolution() if origin != "openpi" else None,
             tokenizer=self.tokenizer(),
             facts=tuple(self.facts),
             assumed=tuple(self.assumed),

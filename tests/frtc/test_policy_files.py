@@ -117,6 +117,15 @@ def test_lerobot_04_assumes_its_version_and_pads_the_state(tmp_path: Path) -> No
     assert confirmed.prepare == policy.prepare and not confirmed.assumed
 
 
+def test_lerobot_prompt_without_the_state(tmp_path: Path) -> None:
+    """What the pipeline does decides: no cleaning without the state step, a newline only by the newline step."""
+    folder = changed_lerobot(tmp_path, pre(lambda steps: steps.pop(4)))
+    assert read_policy_files(folder, PI05, PolicyOptions()).prompt == Prompt("none", "{prompt}")
+    pre(lambda steps: steps.insert(0, {"registry_name": "pi0_new_line_processor"}))(folder)
+    assert read_policy_files(folder, PI05, PolicyOptions()).prompt == Prompt("newline", "{prompt}")
+    assert read_policy_files(folder, PI05, PolicyOptions(state_in_prompt=False)).prompt == Prompt("spaces", PI05.plain)
+
+
 def test_renamed_cameras_take_the_robots_names(tmp_path: Path) -> None:
     rename = {"observation.images.front": TOP}
     edit = edit_json("policy_preprocessor.json", lambda p: p["steps"][0]["config"].update(rename_map=rename))
@@ -171,9 +180,9 @@ def test_openpi_with_everything_said(tmp_path: Path) -> None:
 def test_openpi_padded_statistics(tmp_path: Path) -> None:
     padded = {name: [*values, 0.0, 0.0] for name, values in STATS.items()}
     files = read_policy_files(openpi(tmp_path, {"state": padded}), PI05, PolicyOptions())
-    assert files.state_dim == 3 and "state_dim" in [a.field for a in files.assumed]
+    assert files.state.dim == 3 and "state_dim" in [a.field for a in files.assumed]
     said = read_policy_files(tmp_path, PI05, PolicyOptions(state_dim=2))
-    assert said.state_dim == 2 and "state_dim" not in [a.field for a in said.assumed]
+    assert said.state.dim == 2 and "state_dim" not in [a.field for a in said.assumed]
     with pytest.raises(FrtcError) as caught:
         read_policy_files(tmp_path, PI05, PolicyOptions(state_dim=5))
     assert caught.value.code == "statistics.constant"
@@ -181,7 +190,7 @@ def test_openpi_padded_statistics(tmp_path: Path) -> None:
 
 def test_constant_statistics_may_be_kept(tmp_path: Path) -> None:
     folder = openpi(tmp_path, {"state": {**STATS, "q99": [1.0, -2.0, 3.0]}})
-    assert read_policy_files(folder, PI05, PolicyOptions(constant_statistics=True)).state.std_or_high[1] == -2.0
+    assert read_policy_files(folder, PI05, PolicyOptions(constant_statistics=True)).state.norm.std_or_high[1] == -2.0
 
 
 CONSTANT = {**STATS, "q99": [1.0, -2.0, 3.0]}
@@ -319,7 +328,7 @@ def test_bad_options_for_lerobot(options: dict[str, Any], code: str, message: st
 BAD_SIZES = [
     (Sizes(224, 72, 1024, 10, 32), "policy.features", "pictures of 112 pixels, the model takes 224"),
     (Sizes(112, 72, 100, 10, 32), "tokenizer.vocab", "the model 100 embeddings"),
-    (Sizes(112, 72, 1024, 10, 4), "statistics.value", "state of 8 dimensions do not fit"),
+    (Sizes(112, 72, 1024, 10, 4), "statistics.value", "action of 7 dimensions does not fit"),
 ]
 
 
