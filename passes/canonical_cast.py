@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from frtc.kernels.dtypes import DTYPES
 from frtc.lowering.ir import Node, Type, make
-from frtc.lowering.ops import OPS, POINTWISE, cast, concat
+from frtc.lowering.ops import OPS, POINTWISE, cast, concat, iota
 from frtc.lowering.pattern import Uses
 from frtc.passes.rewrite import Rules
 
@@ -54,12 +54,14 @@ def _is_widened(node: Node | None) -> bool:
 
 
 def _chain(node: Node) -> Node | None:
-    """cast(cast(x)) is one cast if the inner one loses nothing; a cast to the same type is nothing."""
+    """cast(cast(x)) is one cast if the inner one loses nothing; a cast to the same type is nothing; a range is made in any type."""
     (x,) = node.operands
     if x.dtype == node.dtype:
         return x
     if x.op == "cast" and lossless(x.operands[0].dtype, x.dtype):
         return cast(x.operands[0], dtype=node.dtype)
+    if x.op == "iota" and node.dtype in ("i32", "i64", "f32", "f64") and x.shape[0] < 1 << 24:
+        return iota(size=x.shape[0], dtype=node.dtype)
     return None
 
 

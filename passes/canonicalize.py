@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from frtc.lowering.ir import Module
 from frtc.passes import canonical_activation, canonical_attention, canonical_cast, canonical_gated, canonical_heads
-from frtc.passes import canonical_linear, canonical_literal, canonical_norm, canonical_pointwise, canonical_rope
-from frtc.passes import canonical_shape
+from frtc.passes import canonical_linear, canonical_literal, canonical_lookup, canonical_norm
+from frtc.passes import canonical_pointwise, canonical_rope, canonical_shape
 from frtc.passes.rewrite import rewrite
 
 RULES = (
     canonical_literal.RULES,  # first: no rule below has to know arithmetic on literals
     canonical_cast.RULES,  # before the formulas: their patterns speak of no casts
     canonical_shape.RULES,
+    canonical_lookup.RULES,
     canonical_pointwise.RULES,
     canonical_activation.RULES,
     *canonical_norm.RULES,
