@@ -100,7 +100,7 @@ def openpi_asset(folder: Path, wanted: str | None) -> str:
 
 
 def openpi_statistics(folder: Path, asset: str) -> dict[str, Statistics]:
-    """ "state" and "actions" of one asset."""
+    """Statistics of `state` and `actions` in one asset."""
     where = f"assets/{asset}/norm_stats.json"
     top = read_json(folder / where).get("norm_stats")
     made = {}
@@ -121,7 +121,7 @@ def openpi_statistics(folder: Path, asset: str) -> dict[str, Statistics]:
 
 
 def _vector(value: Any, where: str) -> NDArray[np.float64]:
-    if not isinstance(value, list) or not all(type(v) in (int, float) for v in value):
+    if not isinstance(value, list) or not all(type(v) in (int, float) and not abs(v) > 1e300 for v in value):
         raise FrtcError("statistics.value", f"{where} is not a list of numbers")
     return np.array(value, np.float64)
 

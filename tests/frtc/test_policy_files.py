@@ -202,6 +202,7 @@ BAD_OPENPI = [
     ({"state": {**STATS, "q99": [1.0, -9.0, 3.0]}}, {}, "statistics.value", "q99 of state is below q01 in dimension 1"),
     ({"state": {**STATS, "q99": [1.0, float("nan"), 3.0]}}, {}, "statistics.value", "state[1]: not a finite number"),
     ({"state": {**STATS, "q99": [1.0, 2.0]}}, {}, "statistics.value", "statistics of state have different lengths"),
+    ({"state": {**STATS, "q99": [1.0, 10**400, 3.0]}}, {}, "statistics.value", "norm_stats.state.q99 is not a list"),
     ({"state": {**STATS, "q99": "high"}}, {}, "statistics.value", "norm_stats.state.q99 is not a list of numbers"),
     ({}, {"views": 4}, "policy.cameras", "--views 4, but the checkpoint has 3"),
     ({}, {"views": 0}, "policy.cameras", "--views 0, but the checkpoint has 3"),
