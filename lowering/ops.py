@@ -254,6 +254,20 @@ def where(condition: Type, a: Type, b: Type, *, dtype: str | None = None) -> Typ
     return Type(dtype or promote(a, b), broadcast_shapes(condition.shape, a.shape, b.shape))
 
 
+@op
+def pointwise(
+    *xs: Type, expr: tuple[Attr, ...], results: tuple[int, ...], shape: tuple[int, ...], dtype: str | None = None
+) -> Type:
+    """A fused program of pointwise ops: steps (op, argument, ...), argument i being operand i, or step i - operands.
+
+    ("const", value) is a number, ("cast", argument, dtype) rounds; between steps nothing else is rounded. The result is
+    value `results[0]`, broadcast to `shape`.
+    """
+    require(len(results) == 1 and results[0] < len(xs) + len(expr), f"results {list(results)}")
+    require(broadcast_shapes(shape, *(x.shape for x in xs)) == shape, f"operands {xs} do not fit {list(shape)}")
+    return Type(dtype or (promote(*xs) if xs else "f32"), shape)
+
+
 # --- reductions ---------------------------------------------------------------------------------------------------
 
 
@@ -605,6 +619,6 @@ OPS: dict[str, Op] = {row.name: row for row in list(globals().values()) if isins
 
 POINTWISE = frozenset(
     "neg abs exp log tanh erf sin cos sqrt rsqrt floor sigmoid silu gelu_tanh gelu_erf cast add sub mul div floor_div mod "
-    "pow minimum maximum eq ne lt le gt ge and or not where".split()
+    "pow minimum maximum eq ne lt le gt ge and or not where pointwise".split()
 )
 SHAPE = frozenset({"reshape", "transpose", "broadcast", "slice", "view"})  # move no data once they are strided views
