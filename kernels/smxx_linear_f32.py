@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from frtc.kernels import smxx_gemm
 from frtc.kernels.product import EPILOGUE_TYPES, Product, product_of
 from frtc.kernels.spec import Config, Kernel, Site, Stage
 from frtc.kernels.targets import Target
@@ -13,7 +14,7 @@ ROWS = (128, 64, 32, 16)  # of a tile; 0 in a config: one warp for 8 columns of 
 COLUMNS = 128
 
 FMA_PER_CLOCK = 128  # fp32, of an SM; 64 on sm_80, which is then twice as slow as estimated with the same choice
-CLOCK = 1.7e9
+CLOCK, L2_BYTES_PER_CLOCK = 1.7e9, 64
 LAUNCH_US, TILE_US, LINE_US = 2.0, 0.5, 0.3  # launch; one K tile of 16; one turn of a warp along K
 
 
@@ -24,6 +25,8 @@ def refuse(site: Site, target: Target) -> str:
     for matrix in (p.x, p.w, p.bias, p.residual, p.gate, p.y):
         if matrix and matrix.dtype not in EPILOGUE_TYPES:
             return f"no {matrix.dtype} here"
+    if not smxx_gemm.refuse(site, target):
+        return "tensor cores can do it"
     if p.batch > 65535 or math.ceil(p.n / 32) > 65535:
         return "more blocks than a grid holds"
     return ""
@@ -44,7 +47,8 @@ def cost(site: Site, config: Config, target: Target) -> float:
     blocks = math.prod(_grid(p, rows))
     if rows == 0:
         turns = math.ceil(p.k / 128) * math.ceil(blocks / (target.sms * 8))
-        return LAUNCH_US + turns * LINE_US
+        loaded = blocks * 4 * 9 * p.k * 4  # bytes: one row of x and eight of w for each warp
+        return LAUNCH_US + max(turns * LINE_US, loaded / (target.sms * L2_BYTES_PER_CLOCK * CLOCK) * 1e6)
     per_thread = rows // 16
     share = per_thread * 8 / (per_thread * 8 + 2 * (per_thread + 8))  # multiply-adds among the instructions
     clocks = rows * COLUMNS * p.k / (FMA_PER_CLOCK * share)

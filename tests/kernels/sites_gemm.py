@@ -1,0 +1,158 @@
+"""Sites of linear, gated_linear and matmul that kernels are judged on: all of Pi0.5's, and awkward ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frtc.kernels.dtypes import round_to
+from frtc.kernels.spec import Operand, Site
+from tests.kernels.harness import fresh
+
+VIEWS, PROMPTS, HORIZONS = (1, 2, 3), (48, 200), (10, 50)
+PATCHES = 256  # image tokens of a view
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    site: Site
+
+
+def rows(dtype: str, m: int, n: int, ld: int = 0) -> Operand:
+    """[m, n] with `ld` elements from row to row; by default the least multiple of 8."""
+    return Operand(dtype, (m, n), (ld or -(-n // 8) * 8, 1))
+
+
+def linear(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str = "bf16",
+    bias: str = "",
+    residual: str = "",
+    gate: str = "",
+    act: str = "none",
+    out: str = "",
+    per_row: bool = False,
+    gap: int = 0,
+) -> Site:
+    """The type of each extra operand, "" where it is absent; `gap`: elements between rows of x, w, y, residual."""
+    least = -(-k // 8) * 8 + gap
+    x, w = rows(dtype, m, k, least), rows(dtype, n, k, least)
+    y = Operand(out or dtype, (m, n), (n + gap, 1))
+    shift = Operand.packed(bias, n) if bias else None
+    add = Operand(residual, (m, n), (n + gap, 1)) if residual else None
+    scale = (Operand.packed(gate, m, n) if per_row else Operand.packed(gate, n)) if gate else None
+    return Site("linear", (x, w, shift, add, scale), (y,), {"act": act})
+
+
+def gated(m: int, f: int, k: int, dtype: str = "bf16", act: str = "gelu_tanh", out: str = "") -> Site:
+    x, w = rows(dtype, m, k), rows(dtype, 2 * f, k)
+    return Site("gated_linear", (x, w, None), (Operand.packed(out or dtype, m, f),), {"act": act})
+
+
+def matmul(batch: tuple[int, ...], m: int, n: int, k: int, dtype: str = "bf16", transposed: bool = False) -> Site:
+    """b [..., k, n] row-major with rows padded to 8 elements, or a transposed view of [..., n, k]."""
+    a = Operand.packed(dtype, *batch, m, -(-k // 8) * 8)
+    b = (
+        Operand.packed(dtype, *batch, n, -(-k // 8) * 8)
+        if transposed
+        else Operand.packed(dtype, *batch, k, -(-n // 8) * 8)
+    )
+    steps = (*b.strides[:-2], *(b.strides[:-3:-1] if transposed else b.strides[-2:]))
+    y = Operand.packed(dtype, *batch, m, n)
+    return Site("matmul", (Operand(dtype, (*batch, m, k), a.strides), Operand(dtype, (*batch, k, n), steps)), (y,))
+
+
+def patch_embedding(views: int) -> Site:
+    """fp32 convolution as a product, the positions [256, 1152] added to every view."""
+    x, w = Operand.packed("f32", views, PATCHES, 588), Operand.packed("f32", 1152, 588)
+    bias, positions = Operand.packed("f32", 1152), Operand.packed("f32", PATCHES, 1152)
+    return Site("linear", (x, w, bias, positions, None), (Operand.packed("bf16", views, PATCHES, 1152),))
+
+
+def real_sites() -> list[Case]:
+    """Pi0.5 at 1 to 3 views, prompts of 48 and 200, chunks of 10 and 50."""
+    found = []
+    for views in VIEWS:
+        m = views * PATCHES
+        found += [
+            Case(f"vision patches, {views} views", patch_embedding(views)),
+            Case(f"vision q|k|v, {views} views", linear(m, 3456, 1152, bias="bf16")),
+            Case(f"vision out, {views} views", linear(m, 1152, 1152, bias="bf16", residual="bf16")),
+            Case(f"vision fc1, {views} views", linear(m, 4304, 1152, bias="bf16", act="gelu_tanh")),
+            Case(f"vision fc2, {views} views", linear(m, 1152, 4304, bias="bf16", residual="bf16")),
+            Case(f"projector, {views} views", linear(m, 2048, 1152, bias="bf16")),
+        ]
+        for prompt in PROMPTS:
+            m = views * PATCHES + prompt
+            found += [
+                Case(f"prefix q|k|v, {m} tokens", linear(m, 2560, 2048)),
+                Case(f"prefix o, {m} tokens", linear(m, 2048, 2048, residual="bf16")),
+                Case(f"prefix gate|up, {m} tokens", gated(m, 16384, 2048)),
+                Case(f"prefix down, {m} tokens", linear(m, 2048, 16384, residual="bf16")),
+                Case(f"prefix last k|v, {m} tokens", linear(m, 512, 2048)),
+            ]
+    for m in HORIZONS:
+        found += [
+            Case(f"action in, chunk {m}", linear(m, 1024, 32, "f32", bias="f32", out="bf16")),
+            Case(f"expert q|k|v, chunk {m}", linear(m, 2560, 1024)),
+            Case(f"expert o, chunk {m}", linear(m, 1024, 2048, residual="bf16", gate="bf16")),
+            Case(f"expert gate|up, chunk {m}", gated(m, 4096, 1024)),
+            Case(f"expert down, chunk {m}", linear(m, 1024, 4096, residual="bf16", gate="bf16")),
+            Case(f"action out, chunk {m}", linear(m, 32, 1024, "f32", bias="f32")),
+        ]
+    return found
+
+
+FULL: dict[str, Any] = {"bias": "f32", "residual": "bf16", "gate": "f32", "per_row": True, "act": "gelu_tanh"}
+
+
+def awkward_sites() -> list[Case]:
+    """Odd sizes, gaps between rows, every type and activation, one row, one column, batches, w as [K, N]."""
+    return [
+        *(Case(f"full, {m} rows", linear(m, 200, 1000, **FULL)) for m in (1, 7, 10, 50, 61, 130)),
+        Case("odd N and K", linear(61, 201, 1021, **FULL)),
+        Case("odd N and K, gaps", linear(61, 203, 333, **FULL, gap=24)),
+        Case("odd rows of y", linear(33, 95, 128, residual="f16")),
+        Case("one column", linear(50, 1, 2048, bias="bf16")),
+        Case("short K", linear(50, 128, 8)),
+        Case("f16, silu", linear(77, 264, 520, "f16", bias="f16", act="silu")),
+        Case("f16 to f32, erf", linear(77, 264, 520, "f16", act="gelu_erf", out="f32")),
+        Case("bf16 to f16", linear(20, 72, 4096, out="f16")),
+        Case("gated silu f16", gated(50, 300, 520, "f16", "silu")),
+        Case("gated odd", gated(33, 77, 205, act="gelu_erf")),
+        Case("one row, 4096 x 4096", linear(1, 4096, 4096)),
+        Case("batch", matmul((3,), 70, 96, 200)),
+        Case("batch, odd", matmul((2, 2), 33, 77, 131)),
+        Case("batch, transposed b", matmul((3,), 70, 90, 200, transposed=True)),
+        Case("fp32", linear(70, 130, 588, "f32", bias="f32", residual="f32")),
+        Case("fp32, odd, gaps", linear(33, 77, 131, "f32", bias="f32", act="silu", gap=3)),
+        Case("fp32, gated", gated(20, 31, 65, "f32", "silu")),
+        Case("bf16, rows not aligned", linear(50, 64, 131, gap=3)),
+    ]
+
+
+def inputs_of(site: Site, generator: np.random.Generator) -> list[NDArray[Any] | None]:
+    """Fresh operands; w is scaled so that the product is about N(0, 2): activations see both of their halves."""
+    values = [None if operand is None else fresh(operand, generator) for operand in site.operands]
+    x, w = values[:2]
+    assert x is not None and w is not None
+    scale = 0.2 / math.sqrt(x.shape[-1])
+    operand = site.operands[1]
+    assert operand is not None
+    values[1] = round_to(w.astype(np.float32) * np.float32(scale), operand.dtype)
+    return values
+
+
+def flops_of(site: Site) -> float:
+    """Of the product alone."""
+    x, w = site.operands[:2]
+    assert x is not None and w is not None
+    columns = w.shape[-1] if site.op == "matmul" else w.shape[0]
+    return 2.0 * math.prod(x.shape) * columns

@@ -1,0 +1,196 @@
+"""The tensor-core GEMM: what it accepts, its configs and cubins on every target; on a GPU results and times."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from frtc.codegen.nvrtc import Job, compile_all
+from frtc.kernels import smxx_gemm
+from frtc.kernels.product import Product, product_of
+from frtc.kernels.spec import Operand, Site
+from frtc.kernels.targets import Target, load_targets
+from tests.kernels import harness
+from tests.kernels.device import Gpu
+from tests.kernels.sites_gemm import FULL, awkward_sites, flops_of, gated, inputs_of, linear, matmul, real_sites, rows
+
+TARGETS = load_targets()
+EVERY_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
+SITES = [case.site for case in (*real_sites(), *awkward_sites())]
+
+
+def served(site: Site, target: Target) -> bool:
+    return not smxx_gemm.refuse(site, target)
+
+
+# ---- what it accepts ------------------------------------------------------------------------------------------------
+
+
+def product(site: Site) -> Product:
+    found = product_of(site)
+    assert isinstance(found, Product), found
+    return found
+
+
+def test_leading_axes_become_rows() -> None:
+    x, w, y = Operand.packed("bf16", 2, 3, 5, 64), rows("bf16", 16, 64), Operand.packed("bf16", 2, 3, 5, 16)
+    p = product(Site("linear", (x, w, None, None, None), (y,)))
+    assert (p.batch, p.m, p.n, p.k, p.x.ld, p.y.ld) == (1, 30, 16, 64, 64, 16)
+
+
+def test_a_residual_that_repeats_becomes_a_batch() -> None:
+    x, w, y = Operand.packed("bf16", 3, 5, 64), rows("bf16", 16, 64), Operand.packed("bf16", 3, 5, 16)
+    p = product(Site("linear", (x, w, None, Operand.packed("f32", 5, 16), None), (y,)))
+    assert (p.batch, p.m) == (3, 5)
+    assert p.residual is not None
+    assert (p.x.batch, p.residual.batch, p.residual.ld, p.y.batch) == (320, 0, 16, 80)
+
+
+def test_one_gate_for_all_rows_has_stride_zero() -> None:
+    gates = [product(linear(5, 16, 64, gate="f32", per_row=per_row)).gate for per_row in (False, True)]
+    assert [gate.ld for gate in gates if gate] == [0, 16]
+
+
+@pytest.mark.parametrize(
+    ("site", "reason"),
+    [
+        (linear(5, 16, 64, gap=4), "rows of x are 68 elements apart (batches 0), not a multiple of 16 bytes"),
+        (linear(5, 16, 64, "f32"), "x is f32 and w is f32; needs bf16 or f16 for both"),
+        (linear(5, 16, 64, residual="f64"), "the epilogue has no f64"),
+        (Site("gated_linear", (*gated(5, 8, 64).operands[:2], rows("bf16", 16, 64)), (rows("bf16", 5, 16),)),
+         "gate and up are two weights; needs their rows interleaved in one"),
+        (Site("linear", (Operand("bf16", (4, 3, 8), (8, 64, 1)), rows("bf16", 16, 8)),
+              (Operand.packed("bf16", 4, 3, 16),)), ""),
+        (Site("linear", (Operand("bf16", (4, 64), (1, 8)), rows("bf16", 16, 64)), (rows("bf16", 4, 16),)),
+         "last axis of x has stride 8, needs 1"),
+        (Site("linear", (rows("bf16", 4, 64), rows("bf16", 16, 64), None, Operand.packed("f32", 4, 1)),
+              (rows("bf16", 4, 16),)), "residual repeats along the last axis"),
+    ],
+)  # fmt: skip
+def test_refusals(site: Site, reason: str) -> None:
+    assert smxx_gemm.refuse(site, TARGETS["hopper"]) == reason
+
+
+# ---- configs --------------------------------------------------------------------------------------------------------
+
+
+@EVERY_TARGET
+def test_configs_fit_the_target(target: Target) -> None:
+    for site in SITES:
+        if not served(site, target):
+            continue
+        p, found = product(site), smxx_gemm.configs(site, target)
+        assert found
+        for config in found:
+            tile = smxx_gemm.Tile.of(config)
+            (stage,) = smxx_gemm.stages(site, config, target)
+            assert stage.smem <= target.smem_per_block and stage.block <= 1024
+            k_tiles = math.ceil(p.k / tile.bk)
+            assert (tile.splits - 1) * math.ceil(k_tiles / tile.splits) < k_tiles, "every split has work"
+            assert stage.grid[0] * tile.bm >= p.m and stage.grid[1] * tile.bn >= p.n
+
+
+def test_split_k_has_room_for_its_sums() -> None:
+    site = linear(50, 1024, 4096)
+    for config in smxx_gemm.configs(site, TARGETS["hopper"]):
+        tile = smxx_gemm.Tile.of(config)
+        tiles = math.ceil(50 / tile.bm) * math.ceil(1024 / tile.bn)
+        wanted = (tiles * tile.splits * tile.bm * tile.bn * 4, tiles * 4) if tile.splits > 1 else (0, 0)
+        assert (smxx_gemm.scratch(site, config), smxx_gemm.counters(site, config)) == wanted
+
+
+def cheapest(site: Site, target: Target) -> smxx_gemm.Tile:
+    return smxx_gemm.Tile.of(min(smxx_gemm.configs(site, target), key=lambda c: smxx_gemm.cost(site, c, target)))
+
+
+def test_few_rows_spread_over_the_device_and_many_rows_use_large_tiles() -> None:
+    hopper = TARGETS["hopper"]
+    for m in (10, 50):
+        tile = cheapest(linear(m, 1024, 4096), hopper)
+        assert tile.bm < 2 * m and math.prod(tile.grid(product(linear(m, 1024, 4096)))) > hopper.sms // 2
+    assert cheapest(gated(968, 16384, 2048), hopper).bm == 128
+
+
+def jobs_of_every_tile(target: Target, registers: int) -> dict[str, Job]:
+    """Tiles that need at least so many registers, with the epilogue that needs most, with and without split K."""
+    found: dict[str, Job] = {}
+    for m in (512, 40, 13):
+        site = linear(m, 1024, 4096, **FULL)
+        for config in smxx_gemm.configs(site, target):
+            if smxx_gemm.Tile.of(config).registers >= registers:
+                (stage,) = smxx_gemm.stages(site, config, target)
+                found[stage.entry] = Job.of(stage, target)
+    return found
+
+
+@EVERY_TARGET
+@pytest.mark.parametrize("registers", [255 - 8, pytest.param(0, marks=pytest.mark.full)])
+def test_cubins_do_not_spill(target: Target, registers: int) -> None:
+    """The stack frame of a thread is empty."""
+    found = jobs_of_every_tile(target, registers)
+    assert len(found) >= (20 if registers == 0 else 4)
+    used = {entry: cubin.resources for entry, cubin in zip(found, compile_all(list(found.values())), strict=True)}
+    assert not {entry: r for entry, r in used.items() if r.local}
+
+
+# ---- on a GPU -------------------------------------------------------------------------------------------------------
+
+TIMED = ("2 views", "560 tokens", "968 tokens", "chunk")
+CHOSEN = [
+    harness.chosen(case.site, inputs=inputs_of, flops=flops_of(case.site))
+    for case in (*real_sites(), *awkward_sites())
+    if case in awkward_sites() or case.name.endswith(TIMED) or "chunk" in case.name
+]
+EVERY_CONFIG = [
+    case
+    for site in (
+        linear(130, 200, 1000, **FULL), linear(50, 136, 1021, **FULL), linear(10, 136, 1021, **FULL),
+        gated(61, 100, 600), matmul((2,), 130, 203, 77),
+    )
+    for case in harness.every_config(site, inputs=inputs_of, flops=flops_of(site))
+]  # fmt: skip
+SPLIT = [case for case in EVERY_CONFIG if case.config.get("SPLITS", 1) > 2]
+BY_ROW = harness.chosen(linear(50, 1024, 4096, **FULL), inputs=inputs_of)
+SABOTAGED = [
+    *(harness.sabotaged(case, "FRTC_SABOTAGE=last_k_tile") for case in (BY_ROW, SPLIT[0], SPLIT[-1])),
+    harness.sabotaged(harness.chosen(gated(50, 4096, 1024), inputs=inputs_of), "FRTC_SABOTAGE=last_k_tile"),
+    harness.sabotaged(harness.chosen(linear(70, 130, 588, "f32"), inputs=inputs_of), "FRTC_SABOTAGE=last_k_tile"),
+    harness.sabotaged(harness.chosen(linear(50, 32, 1024, "f32"), inputs=inputs_of), "FRTC_SABOTAGE=last_k_tile"),
+    *(harness.sabotaged(case, "FRTC_SABOTAGE=neighbour_gate") for case in (BY_ROW, SPLIT[0])),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CHOSEN, ids=str)
+def test_chosen(gpu: Gpu, case: harness.Case) -> None:
+    harness.check(gpu, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", EVERY_CONFIG, ids=str)
+def test_every_config(gpu: Gpu, case: harness.Case) -> None:
+    wrong, _, _ = harness.run(gpu, case)
+    assert not wrong, wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SABOTAGED, ids=str)
+def test_sabotaged(gpu: Gpu, case: harness.Case) -> None:
+    harness.check_fails(gpu, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [BY_ROW, *SPLIT], ids=str)
+def test_same_bits_every_time(gpu: Gpu, case: harness.Case) -> None:
+    """Blocks arrive in another order each time; the sums may not notice."""
+    with harness.Buffers(gpu, case, harness.operands_of(case)) as buffers:
+        seen = []
+        for _ in range(8):
+            for launch in buffers.launches():
+                gpu.launch(*launch)
+            gpu.synchronize()
+            (result,) = buffers.results()
+            seen.append(np.array(result).view(np.uint8).tobytes())
+    assert len(set(seen)) == 1
