@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,8 @@ from frtc.lowering.from_torch import lower
 from frtc.lowering.ir import Graph
 from frtc.lowering.text import show
 from frtc.models import pi05
+from tests.lowering.tiny_data import DATA
 
-DATA = Path(__file__).parent / "data"
 LAYERS = 2
 TOKENS = 12
 
