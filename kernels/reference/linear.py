@@ -47,6 +47,19 @@ def matmul(a: Array, b: Array) -> Array:
     return y
 
 
+def conv2d(
+    x: Array, w: Array, b: Array | None = None, *, stride: tuple[int, int], padding: tuple[int, int] = (0, 0)
+) -> Array:
+    """Cross-correlation: x [..., C, H, W], w [O, C, h, w], b [O] -> [..., O, H', W']. Each output is one row product."""
+    x = np.pad(x, [(0, 0)] * (x.ndim - 2) + [(n, n) for n in padding])
+    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[-2:], (-2, -1))
+    windows = windows[..., :: stride[0], :: stride[1], :, :]  # [..., C, H', W', h, w]
+    rows = np.moveaxis(windows, -5, -3)  # [..., H', W', C, h, w]
+    y = _times_transposed(rows.reshape(*rows.shape[:-3], -1), w.reshape(w.shape[0], -1))
+    y = y if b is None else y + widen(b)
+    return np.moveaxis(y, -1, -3)
+
+
 def _times_transposed(x: Array, w: Array) -> Array:
     """x [..., K] @ w [N, K].T. Some rows of w at a time, so that a large weight in bf16 needs little memory."""
     x = widen(x)
@@ -69,4 +82,4 @@ def _in_order(a: Array, b: Array) -> Array:
     return y
 
 
-OPS: dict[str, Callable[..., Any]] = {"linear": linear, "gated_linear": gated_linear, "matmul": matmul}
+OPS: dict[str, Callable[..., Any]] = {"linear": linear, "gated_linear": gated_linear, "matmul": matmul, "conv2d": conv2d}
