@@ -101,14 +101,19 @@ class Checkpoint:
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
     """Headers of every file of the checkpoint; no tensor is read."""
-    path = Path(path)
+    try:
+        return _open(Path(path))
+    except OSError as e:
+        raise FrtcError("checkpoint.read", f"cannot read {path}: {e.strerror}", [("file", str(e.filename))]) from None
+
+
+def _open(path: Path) -> Checkpoint:
     if not path.exists():
         raise FrtcError("checkpoint.not_found", f"{path} does not exist", hint="pass a checkpoint folder or file")
     if path.is_file():
         return Checkpoint(path, (path,), read_header(path))
-    index = path / INDEX
-    if index.is_file():
-        return _open_shards(path, index)
+    if (path / INDEX).is_file():
+        return _open_shards(path, path / INDEX)
     if not (path / SINGLE).is_file():
         raise _nothing_to_read(path)
     return Checkpoint(path, (path / SINGLE,), read_header(path / SINGLE))
@@ -156,7 +161,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a side file."""
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise FrtcError("checkpoint.json", f"{path.name} is not JSON: {e}", [("file", str(path))]) from None
     if not isinstance(value, dict):
         raise FrtcError("checkpoint.json", f"{path.name} is not a JSON object", [("file", str(path))])
@@ -167,14 +172,14 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     """Tensors of one safetensors file, every offset checked against its size."""
     size = path.stat().st_size
     with path.open("rb") as f:
-        head = f.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        if not 2 <= length <= MAX_HEADER:
-            pickled = head[:4] == b"PK\x03\x04" or head[:1] == b"\x80"
-            raise _not_safetensors(path, "it looks like a pickle" if pickled else f"a header of {length} bytes")
+        head = f.read(9)
+        length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
+        if not 2 <= length <= MAX_HEADER or head[8:] not in (b"", b"{"):
+            pickled = head.startswith((b"PK\x03\x04", b"\x80"))
+            raise _not_safetensors(path, "it looks like a pickle" if pickled else "it does not begin with a header")
         if 8 + length > size:
             raise _truncated(path, size, 8 + length)
-        raw = f.read(length)
+        raw = head[8:] + f.read(length - 1)
     try:
         entries = json.loads(raw, object_pairs_hook=_unique)
     except _Duplicate as e:

@@ -60,7 +60,9 @@ WEIGHTS = WeightMap(
         f"{PREFIX}.norm.weight": "only the keys and values of the prefix are read, its last hidden state is not",
         EXPERT_HEAD: "the expert never emits text",
     },
-    refused={"proprio_history_proj": "the memory variant (a history of states enters the prefix)"},
+    refused=dict.fromkeys(
+        ("proprio_history_proj", "proprio_history_proj.*"), "the memory variant (a history of states)"
+    ),
 )
 
 KV = list[tuple[Tensor, Tensor]]  # per layer: keys (rotated) and values, each [kv_heads, P, head_dim]

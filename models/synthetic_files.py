@@ -166,8 +166,8 @@ BACK = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"typ
 def tokenizer() -> dict[str, Any]:
     """tokenizer.json of a small byte-fallback BPE with Gemma's habits.
 
-    Spaces become U+2581; digits and marks are pieces of their own; characters without a piece fall back to bytes. A word
-    is built from its beginning, with and without a space before it.
+    Spaces become U+2581; digits and marks are pieces of their own; characters without a piece fall back to bytes. A
+    word is built from its beginning, with and without a space before it.
     """
     letters = ["\n", SPACE, *map(chr, range(33, 127))]
     merges = [(SPACE, SPACE), (SPACE * 2, SPACE)]

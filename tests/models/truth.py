@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +27,7 @@ class Case:
     model        our module with the reference's weights, float32
     image_tokens, prompt   what enters the prefix: [P_img, W], and rows of the embedding table [L, W]
     x, velocity  per step: where the reference stood and what it answered, [steps, H, A]
+    frames, ids  what made image_tokens and prompt, where the reference starts there: [V, edge, edge, 3], i32 [L]
     """
 
     model: pi05.Pi05
@@ -36,6 +36,8 @@ class Case:
     n: Tensor
     x: Tensor
     velocity: Tensor
+    frames: Tensor | None = None
+    ids: Tensor | None = None
 
     @property
     def actions(self) -> Tensor:
@@ -105,11 +107,13 @@ def lerobot(name: str) -> Case:
     ids = torch.zeros(config.prompt, dtype=torch.int32)
     tokens = torch.from_numpy(expected[f"{name}.tokens"].copy())
     ids[: len(tokens)] = tokens
-    pixels = [resized(raw[f"{name}.observation.images.{camera}"], config.vision.image) for camera in CASES[name]]
+    views = [raw[f"{name}.observation.images.{camera}"] for camera in CASES[name]]
+    frames = torch.stack([resized(view, config.vision.image) for view in views])
     with torch.no_grad():
-        image_tokens, prompt = model.vision(torch.stack(pixels)), model.prefix.embed(ids)
+        image_tokens, prompt = model.vision(frames), model.prefix.embed(ids)
     x, velocity = (torch.from_numpy(expected[f"{name}.{key}"].copy()) for key in ("x", "velocity"))
-    return Case(model, image_tokens, prompt, torch.tensor(len(tokens), dtype=torch.int32), x, velocity)
+    n = torch.tensor(len(tokens), dtype=torch.int32)
+    return Case(model, image_tokens, prompt, n, x, velocity, frames, ids)
 
 
 def resized(frame: np.ndarray, edge: int) -> Tensor:
@@ -121,9 +125,3 @@ def resized(frame: np.ndarray, edge: int) -> Tensor:
     top, left = (edge - height) // 2, (edge - width) // 2
     image = F.pad(image, (left, edge - width - left, top, edge - height - top))
     return (image * 2.0 - 1.0)[0].permute(1, 2, 0)
-
-
-def all_cases() -> Iterator[tuple[str, Case]]:
-    yield "golden", golden()
-    for name in CASES:
-        yield name, lerobot(name)
