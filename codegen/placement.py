@@ -87,8 +87,8 @@ def targets(graph: Graph, placement: Placement) -> dict[Node, Place]:
     """Where the computed values of `graph` are to be written, for those that do not simply get a place in the arena."""
     wanted: dict[Node, Place] = {}
     for name, node in graph.outputs:
-        if _writes_freely(node) and node not in wanted and _may_overwrite(graph, name, node):
-            wanted[node] = placement.shared[name]
+        if _may_overwrite(graph, name, node):
+            _aim(node, placement.shared[name], wanted)
     for node in reversed(graph.nodes):
         if node.op in ("concat", "reshape") and not node.is_const:
             whole = placement.concats.get(node) or wanted.get(node) or new_place(ARENA, node.t)

@@ -31,6 +31,16 @@ class Strided:
         same = all(n == 1 or a == b for n, a, b in zip(self.shape, self.strides, wanted.strides, strict=True))
         return self.offset == 0 and same
 
+    @property
+    def is_dense(self) -> bool:
+        """Touches each of the first `size` elements of the storage exactly once, in any order."""
+        step = 1
+        for stride, extent in sorted((s, n) for n, s in zip(self.shape, self.strides, strict=True) if n > 1):
+            if stride != step:
+                return False
+            step *= extent
+        return self.offset == 0
+
     def transpose(self, perm: tuple[int, ...]) -> Strided:
         """`perm` permutes the last axes, as in the op."""
         lead = len(self.shape) - len(perm)

@@ -1,6 +1,7 @@
 """fuse_pointwise: a tree of pointwise ops becomes one.
 
     mul(sub(a, b), sub(a, b))  ->  pointwise(a, b; expr)
+    view(pointwise(a; expr))   ->  pointwise(view(a); expr)        where the view permutes all elements
 
 One launch instead of several, and what lies between is neither rounded nor stored. An operand is drawn in only if nothing else
 reads it and it has the shape of the result, so that nothing is computed twice.
@@ -12,8 +13,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from frtc.lowering.ir import Graph, Module, Node, rebuild
-from frtc.lowering.ops import POINTWISE
+from frtc.lowering.ops import POINTWISE, pointwise, view
 from frtc.lowering.pointwise import program
+from frtc.lowering.strided import Strided
 from frtc.passes.rewrite import Pass, count
 
 Implements = Callable[[Node], bool]
@@ -40,10 +42,29 @@ def _fuse(graph: Graph, implements: Implements) -> Graph:
             if len(fused["expr"]) <= MAX_STEPS and implements(fused):
                 count("fuse_pointwise")
                 new = fused
+        elif old.op == "view" and old.args[0] in fusible and uses[old.args[0]] == 1:
+            new = _permuted(new) or new
         done[old] = new
         return new
 
     return rebuild(graph, visit)
+
+
+def _permuted(new: Node) -> Node | None:
+    """The pointwise op under a view that visits every element once, computed in the order of the view."""
+    inner = new.operands[0]
+    strided = Strided(new["shape"], new["strides"], new["offset"])
+    if strided.is_packed or not strided.is_dense or new.t.size != inner.t.size or inner.op not in POINTWISE:
+        return None
+    fused = program(inner)
+    if any(a.shape != inner.shape for a in fused.operands):
+        return None
+    moved = [view(a, shape=strided.shape, strides=strided.strides, offset=strided.offset) for a in fused.operands]
+    count("permute_pointwise")
+    result: Node = pointwise(
+        *moved, expr=fused["expr"], results=fused["results"], shape=strided.shape, dtype=new.dtype, loc=inner.loc
+    )
+    return result
 
 
 def _drawn_in(reader: Node, operand: Node, uses: Mapping[Node, int]) -> bool:

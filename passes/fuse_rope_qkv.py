@@ -88,7 +88,7 @@ def _match(y: Node, readers: dict[Node, list[Node]], roots: set[Node]) -> tuple[
     if not contiguous or k != _Heads(v.heads, v.size, k.first) or (q.heads + 2 * k.heads) * q.size != y.shape[1]:
         return None
     ropes = [readers.get(qv, []), readers.get(kv, [])]
-    if any(len(r) != 1 or r[0].op != "rope" or r[0].args[0] not in (qv, kv) for r in ropes) or {qv, kv, vv} & roots:
+    if any(len(r) != 1 or r[0].op != "rope" or r[0].args[0] not in (qv, kv) for r in ropes) or {qv, kv} & roots:
         return None
     rq, rk = ropes[0][0], ropes[1][0]
     if rq.args[1:] != rk.args[1:] or rq.attrs != rk.attrs or rq.dtype != rk.dtype or rq.dtype != y.dtype:
