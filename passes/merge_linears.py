@@ -3,6 +3,7 @@
     linear(x, q), linear(x, k), linear(x, v) -> slices of linear(x, concat(q, k, v))
 
 x is read once and two launches go. Linears with an epilogue stay alone, and so do those whose weights are not constant.
+Parts that lead to one attention are stacked in its operands' order, whatever order the model computes them in.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 from itertools import accumulate
 
 from frtc.lowering.ir import Graph, Module, Node, rebuild
-from frtc.lowering.ops import concat, const, linear, slice_
+from frtc.lowering.ops import SHAPE, concat, const, linear, slice_
 from frtc.passes.rewrite import count
+
+TRANSPARENT = SHAPE | {"rope", "rms_norm", "concat"}
 
 
 def merge_linears(module: Module) -> Module:
@@ -24,7 +27,9 @@ def _merge(graph: Graph) -> Graph:
         if _plain(node):
             x, w = node.operands[:2]
             groups.setdefault((x, w.dtype, node.dtype), []).append(node)
-    member = {n: g for g in groups.values() if len(g) > 1 for n in g}
+    ranks = _attention_ranks(graph)
+    stacked = [sorted(g, key=lambda n: ranks.get(n, 3)) for g in groups.values() if len(g) > 1]
+    member = {n: g for g in stacked for n in g}
     merged: dict[Node, Node] = {}  # first of a group -> the merged linear
 
     def visit(old: Node, new: Node) -> Node:
@@ -41,6 +46,20 @@ def _merge(graph: Graph) -> Graph:
         return result
 
     return rebuild(graph, visit)
+
+
+def _attention_ranks(graph: Graph) -> dict[Node, int]:
+    """Which operand of an attention (q 0, k 1, v 2) a value becomes, for those that do through views, norms and rotation."""
+    ranks: dict[Node, int] = {}
+    for node in reversed(graph.nodes):
+        if node.op == "attention":
+            for i, a in enumerate(node.args[:3]):
+                if a is not None:
+                    ranks.setdefault(a, i)
+        elif node in ranks and node.op in TRANSPARENT:
+            for a in node.operands if node.op == "concat" else node.operands[:1]:
+                ranks.setdefault(a, ranks[node])
+    return ranks
 
 
 def _plain(node: Node) -> bool:
