@@ -14,7 +14,16 @@ from frtc.kernels.spec import Config, Kernel, Site
 from frtc.kernels.targets import Target
 
 # Each module holds a tuple KERNELS.
-MODULES = ["smxx_gemm", "smxx_linear_f32", "smxx_norm", "smxx_rope", "smxx_embedding", "smxx_attention"]
+MODULES = [
+    "smxx_gemm",
+    "smxx_linear_f32",
+    "smxx_norm",
+    "smxx_rope",
+    "smxx_embedding",
+    "smxx_attention",
+    "smxx_reduce",
+    "smxx_pointwise",
+]
 
 
 @dataclass(frozen=True, slots=True)

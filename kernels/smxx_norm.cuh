@@ -19,20 +19,6 @@ namespace frtc {
 
 enum class Norm { rms, ada, layer };
 
-// Sum over the LANES threads of a row, in a fixed order. `partial` holds one float per warp.
-template <int LANES>
-__device__ __forceinline__ float row_sum(float x, float* partial) {
-    x = warp_sum<(LANES < 32 ? LANES : 32)>(x);
-    if constexpr (LANES > 32) {
-        if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
-        __syncthreads();
-        x = 0.0f;
-#pragma unroll
-        for (int i = 0; i < LANES / 32; ++i) x += partial[i];
-    }
-    return x;
-}
-
 template <Norm KIND, int N, int LANES, int ROWS, int VEC, typename X, typename R, typename G, typename W, typename B,
           typename Y, typename INNER>
 __global__ void __launch_bounds__(LANES * ROWS)

@@ -23,6 +23,23 @@ constexpr int ceil_div(int a, int b) {
     return (a + b - 1) / b;
 }
 
+// One element into register type R (float, int, long long, bool), and back with one rounding.
+template <typename R, typename T>
+__device__ __forceinline__ R as_register(T x) {
+    if constexpr (kSame<R, float>)
+        return to_f32(x);
+    else
+        return static_cast<R>(x);
+}
+
+template <typename T, typename R>
+__device__ __forceinline__ T as_stored(R x) {
+    if constexpr (kSame<T, bf16> || kSame<T, f16>)
+        return from_f32<T>(static_cast<float>(x));
+    else
+        return static_cast<T>(x);
+}
+
 // Whether N elements at `p` may be accessed as whole vectors of up to 16 bytes.
 template <int N, typename T>
 __device__ __forceinline__ bool aligned(const T* p) {
@@ -65,6 +82,36 @@ __device__ __forceinline__ void move_some(T* to, const T* from, int count) {
         for (int j = 0; j < N; ++j)
             if (j < count) to[j] = from[j];
     }
+}
+
+// ---- rows -----------------------------------------------------------------------------------------------------------
+
+// Over the LANES threads of a row, in a fixed order: a power of two up to 32, or the whole block. `partial` holds one
+// float per warp and is not used again before the next barrier.
+template <int LANES>
+__device__ __forceinline__ float row_sum(float x, float* partial) {
+    x = warp_sum<(LANES < 32 ? LANES : 32)>(x);
+    if constexpr (LANES > 32) {
+        if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+        __syncthreads();
+        x = 0.0f;
+#pragma unroll
+        for (int i = 0; i < LANES / 32; ++i) x += partial[i];
+    }
+    return x;
+}
+
+template <int LANES>
+__device__ __forceinline__ float row_max(float x, float* partial) {
+    x = warp_max<(LANES < 32 ? LANES : 32)>(x);
+    if constexpr (LANES > 32) {
+        if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+        __syncthreads();
+        x = partial[0];
+#pragma unroll
+        for (int i = 1; i < LANES / 32; ++i) x = fmaxf(x, partial[i]);
+    }
+    return x;
 }
 
 }  // namespace frtc

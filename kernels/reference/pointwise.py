@@ -7,12 +7,12 @@ time: NumPy picks its float64 loops by processor, and their last bits differ fro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.dtypes import DTYPES, round_to
 from frtc.kernels.reference.floats import Array, as_float, is_float, together, widen
 
 Reference = Callable[..., Any]
@@ -136,6 +136,26 @@ def cast(x: Array | float, *, dtype: str) -> Array:
     return as_float(values)
 
 
+def pointwise(
+    *operands: Array, expr: Sequence[Sequence[Any]], results: Sequence[int], shape: Sequence[int]
+) -> Array | tuple[Array, ...]:
+    """A fused program: steps (op, argument, ...), argument i being operand i or step i - operands.
+
+    ("const", value) is a number, ("cast", argument, dtype) rounds to a float type as well. Results are values by
+    number, broadcast to `shape`; a single one comes alone.
+    """
+    known: list[Any] = list(operands)
+    for op, *arguments in expr:
+        if op == "const":
+            known.append(arguments[0])
+        elif op == "cast":
+            known.append(round_to(cast(known[arguments[0]], dtype=arguments[1]), arguments[1]))
+        else:
+            known.append(OPS[op](*(known[i] for i in arguments)))
+    found = tuple(np.broadcast_to(together(known[i])[0], tuple(shape)) for i in results)
+    return found if len(found) > 1 else found[0]
+
+
 OPS: dict[str, Reference] = {
     "add": _binary(np.add),
     "sub": _binary(np.subtract),
@@ -172,4 +192,5 @@ OPS: dict[str, Reference] = {
     "not": np.logical_not,
     "where": where,
     "cast": cast,
+    "pointwise": pointwise,
 }
