@@ -105,11 +105,13 @@ def open_model(path: Path, options: CompileOptions) -> Opened:
     return Opened(checkpoint, model, config, files, facts, model.weights(checkpoint, config))
 
 
-def import_module(opened: Opened, precision: str = "bf16", progress: Progress = lambda what, share: None) -> Module:
-    """The traced module, weights bound to the checkpoint's tensors."""
+def import_module(
+    opened: Opened, precision: str = "bf16", progress: Progress = lambda what, share: None, velocity: bool = False
+) -> Module:
+    """The traced module, weights bound to the checkpoint's tensors; with `velocity`, each step's is a result, too."""
     if precision not in PRECISIONS:
         raise UsageError("option.precision", f"there is no precision {precision}", [("known", ", ".join(PRECISIONS))])
-    stages = opened.model.stages(opened.config, PRECISIONS[precision], False)
+    stages = opened.model.stages(opened.config, PRECISIONS[precision], velocity)
     tensors = {p: (key, _stored(opened.checkpoint, key)) for p, key in opened.keys.items()}
     names = list(stages)
 
