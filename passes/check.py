@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from frtc.lowering.verify import Invalid
 Array = np.ndarray[Any, Any]
 
 # Relative error ||y - y*|| / ||y*|| allowed between before and after. Widened: only the order of fp32 additions differs.
-# As typed: a pass may drop or move roundings of intermediates.
+# As typed: a pass may drop or move roundings of intermediates, so the coarsest float type anywhere decides.
 WIDE = 1e-5
 TYPED = {"f64": 1e-5, "f32": 1e-5, "f16": 3e-3, "bf16": 2e-2, "e4m3": 1e-1, "e5m2": 2e-1}
 
@@ -27,7 +28,7 @@ def relative_error(y: Array, reference: Array) -> float:
 
 
 def random_tensor(name: str, type: Type, seed: int = 0) -> Array:
-    """Seeded by name: N(0, 1/fan-in) for matrices, N(0, 1) otherwise; small non-negative integers; all-true bools."""
+    """Seeded by name: N(0, 1/fan-in) for matrices, else N(0, 1); integers 0 to 4 and bools (scalars: 1 to 4, true)."""
     rng = np.random.default_rng([seed, *name.encode()])
     if not type.is_float:
         high = 2 if type.dtype == "bool" else 5
@@ -36,21 +37,28 @@ def random_tensor(name: str, type: Type, seed: int = 0) -> Array:
     return values / np.sqrt(type.shape[-1]) if type.rank >= 2 else values
 
 
-def compare(before: Module, after: Module, name: str) -> None:
-    """Raise Invalid if any named result differs by more than the table allows."""
-    limits = {k: n.t.dtype for g in before.graphs for k, n in g.outputs}
-    inputs = {n["name"]: random_tensor(n["name"], n.t) for g in before.graphs for n in g.inputs}
+def compare(before: Module, after: Module, name: str, seed: int = 0) -> None:
+    """Raise Invalid if any named result or written state differs by more than the table allows."""
+    results = {k: n.t for g in before.graphs for k, n in g.outputs + g.writes}
+    coarsest = max((TYPED.get(t.dtype, 0.0) for t in _types(before)), default=0.0)
+    inputs = {name: random_tensor(name, type, seed) for name, type in before.inputs.items()}
     types = {n["key"]: n.t for m in (before, after) for n in walk(m.weights.roots) if n.op == "tensor"}
 
     def tensors(key: str) -> Array:
-        return random_tensor(key, types[key])
+        return random_tensor(key, types[key], seed)
 
     for mode in ("wide", "typed"):
         old, new = (run_module(m, inputs, evaluate_weights(m, tensors, mode).__getitem__, mode) for m in (before, after))
-        for key, dtype in limits.items():
-            if key not in old or key not in new:
-                continue
+        for key in (k for k in results if k in old):
+            if key not in new:
+                raise Invalid(f"pass {name} loses {key}")
             error = relative_error(new[key], old[key])
-            limit = WIDE if mode == "wide" else TYPED.get(dtype, 0.0)
+            limit = 0.0 if not results[key].is_float else WIDE if mode == "wide" else coarsest
             if error > limit:
                 raise Invalid(f"pass {name} changes {key} by {error:.2e} ({mode}, allowed {limit:.0e})")
+
+
+def _types(module: Module) -> Iterator[Type]:
+    """Of every value in the programs."""
+    for node in (n for g in module.graphs for n in g.nodes):
+        yield from node.type if isinstance(node.type, tuple) else (node.type,)
