@@ -404,6 +404,7 @@ smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __rest
         const int m = at.row0 + row;
         return m < at.rows ? at.query_head(m) * q_head + at.query(m) * q_row : -1;
     });
+    cp_async_commit();
     clear_padding<Tile>(q_tile);
 
     // Past the last key that the tile's last query sees nothing is read.
@@ -426,7 +427,7 @@ smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __rest
                           v_row};
     attend<T, Tile, kMask>(o, top, weight, q_tile, from, keys, split * keys.count / splits,
                            (split + 1) * keys.count / splits, full_end, view, at, scale);
-    cp_async_wait<0>();  // the queries' copies, where there was no key
+    cp_async_wait<0>();  // where there was no key, the queries may still be on their way into bytes used again below
     finish<Tile, kSplit>(smem, o, top, weight, at, scale, out + at.batch * out_batch, out_head, out_row, part_sums,
                          part_stats, arrived);
 }

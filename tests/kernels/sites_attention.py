@@ -90,14 +90,21 @@ def self_site(batch: int, heads: int, length: int, size: int, dtype: str = "bf16
 
 
 def cached_site(
-    heads: tuple[int, int], queries: int, keys: int, size: int, values: int = 0, dtype: str = "bf16", **attrs: Any
+    heads: tuple[int, int],
+    queries: int,
+    keys: int,
+    size: int,
+    values: int = 0,
+    batch: int = 1,
+    dtype: str = "bf16",
+    **attrs: Any,
 ) -> Site:
-    """One sequence: q in rows of q|k|v, k and v [Hkv, keys, size] in a cache, the number of valid keys on device."""
+    """q in rows of q|k|v, k and v [batch, Hkv, keys, size] in a cache, the number of valid keys on the device."""
     hq, hkv = heads
     values = values or size
-    q = rows_of(dtype, 1, hq, queries, size, (hq + 2 * hkv) * size)
-    k, v = Operand.packed(dtype, 1, hkv, keys, size), Operand.packed(dtype, 1, hkv, keys, values)
-    out = rows_of(dtype, 1, hq, queries, values, hq * values)
+    q = rows_of(dtype, batch, hq, queries, size, (hq + 2 * hkv) * size)
+    k, v = Operand.packed(dtype, batch, hkv, keys, size), Operand.packed(dtype, batch, hkv, keys, values)
+    out = rows_of(dtype, batch, hq, queries, values, hq * values)
     return Site("attention", (q, k, v, None, Operand.packed("i32")), (out,), {"scale": size**-0.5, **attrs})
 
 
@@ -128,14 +135,17 @@ def awkward_sites() -> list[AttentionSite]:
     one = cached_site((8, 1), 10, 570, 256)
     return [
         *(AttentionSite(f"head size {d}", self_site(2, 3, 65, d)) for d in sizes),
-        *(AttentionSite(f"{n} queries", cached_site((8, 1), n, 700, 256, resume=690), 561) for n in (1, 7, 50, 561)),
+        *(AttentionSite(f"{n} queries", cached_site((8, 1), n, 700, 256, resume=690), 561) for n in (7, 50, 561)),
+        AttentionSite("1 query", cached_site((8, 1), 1, 700, 256, batch=8, resume=690), 561),
         AttentionSite("f16", cached_site((4, 2), 50, 130, 64, dtype="f16"), 99),
         AttentionSite("values 48 wide, keys 80", cached_site((4, 2), 33, 200, 80, values=48), 177),
         AttentionSite("groups of 2", cached_site((16, 8), 31, 300, 128), 287),
         AttentionSite("causal prefill", cached_site((16, 8), 150, 150, 128, causal=True), 150),
-        AttentionSite("causal decode", cached_site((8, 1), 1, 513, 256, causal=True), 513),
+        AttentionSite("causal decode", cached_site((8, 1), 1, 513, 256, batch=8, causal=True), 513),
         AttentionSite("causal and length", cached_site((8, 1), 40, 200, 256, causal=True), 170),
-        AttentionSite("probabilities in bf16", replace(step, attrs={**step.attrs, "probs": "bf16"}), 553),
+        AttentionSite(
+            "probabilities in bf16", cached_site((8, 1), 50, 610, 256, batch=4, resume=560, probs="bf16"), 553
+        ),
         AttentionSite("sharp", step, 553, spread=30.0),
         AttentionSite("one key", one, 1),
         AttentionSite("no key", one, 0),

@@ -258,7 +258,7 @@ def test_sabotage_is_seen(gpu: Gpu, case: Case) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [CHOSEN[STEP.name], CHOSEN["561 queries"], CHOSEN["1 queries"]], ids=str)
+@pytest.mark.parametrize("case", [CHOSEN[STEP.name], CHOSEN["561 queries"], CHOSEN["1 query"]], ids=str)
 def test_repeats_give_the_same_bits(gpu: Gpu, case: Case) -> None:
     with Buffers(gpu, case, operands_of(case)) as buffers:
         bits = []
