@@ -1,0 +1,200 @@
+"""Models with foreign answers, as IR: traced, optimised, and run step by step from where the reference stood.
+
+    subject = fixture("pick", "f32")                  # or golden("bf16"): raw module, inputs, the reference's answers
+    answer = ask(subject, optimised(subject.module))  # velocity of each step, actions, everything in the environment
+
+`ask` takes a runner, so that the same comparison serves the interpreter and whatever else can run a module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from frtc.codegen.fusible import implements
+from frtc.compiler import PRECISIONS, CompileOptions, Opened, import_module, open_model, sizes_of
+from frtc.kernels.targets import load_targets
+from frtc.lowering.interpret import evaluate_weights, run, run_module
+from frtc.lowering.ir import Module, Node, Repeat, Type
+from frtc.models import pi05
+from frtc.models.checkpoint import Checkpoint, read_header
+from frtc.models.stages import Run, Schedule, Stage
+from frtc.passes.pipeline import Options, run_passes
+from frtc.passes.standard import pipeline
+from frtc.policy_options import PolicyOptions
+from frtc.runtime.policy_steps import PolicySteps
+from frtc.trace import trace
+from tests.models import truth
+
+Array = np.ndarray[Any, Any]
+Lookup = Callable[[str], Array]
+VERIFY = Options(check=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A traced model, one observation for it and the reference's answers.
+
+    module     raw; its denoise program returns the velocity v_t beside x_t
+    tensors    checkpoint tensor by key
+    inputs     what an inference needs, by name
+    x, velocity   per step: where the reference stood and what it answered, f32 [steps, H, A]
+    """
+
+    module: Module
+    tensors: Lookup
+    inputs: Mapping[str, Array]
+    x: Array
+    velocity: Array
+
+    @property
+    def actions(self) -> Array:
+        """Where the reference's last step leads."""
+        end: Array = self.x[-1] - self.velocity[-1] / np.float32(len(self.x))
+        return end
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """velocity: f32 [steps, H, A], each from the reference's x; env: everything the schedule leaves, by name."""
+
+    velocity: Array
+    env: Mapping[str, Array]
+
+    @property
+    def actions(self) -> Array:
+        return self.env["actions"]
+
+
+class Running(Protocol):
+    """A module ready to run on one observation."""
+
+    def inference(self) -> Mapping[str, Array]: ...
+    def velocity(self, step: int, x: Array) -> Array: ...
+
+
+Runner = Callable[[Module, Lookup, Mapping[str, Array], str], Running]  # module, tensors, inputs, mode
+
+
+class Interpreted:
+    """The interpreter as a runner. `velocity` runs the loop's program alone, after the inference has made its inputs."""
+
+    def __init__(self, module: Module, tensors: Lookup, inputs: Mapping[str, Array], mode: str) -> None:
+        self.module, self.inputs, self.mode = module, inputs, mode
+        self.weights = evaluate_weights(module, tensors, mode)
+        self.env: dict[str, Array] = {}
+
+    def inference(self) -> Mapping[str, Array]:
+        self.env = run_module(self.module, self.inputs, self.weights.__getitem__, self.mode)
+        return self.env
+
+    def velocity(self, step: int, x: Array) -> Array:
+        loop = loop_of(self.module)
+        graph = self.module.graph(loop.body[-1].program)  # type: ignore[union-attr]
+        env = {**self.env, loop.index: np.array(step, np.int32), "x_t": x}
+        return run(graph, env, self.weights.__getitem__, self.mode)["v_t"]
+
+
+def loop_of(module: Module) -> Repeat:
+    return next(step for step in module.schedule if isinstance(step, Repeat))
+
+
+def ask(subject: Subject, module: Module, mode: str = "typed", runner: Runner = Interpreted) -> Answer:
+    """Run `module`, which is the subject's after some passes: one inference, and each step from the reference's x."""
+    running = runner(module, subject.tensors, subject.inputs, mode)
+    env = running.inference()
+    steps = range(min(loop_of(module).count, len(subject.x)))
+    return Answer(np.stack([running.velocity(k, subject.x[k]) for k in steps]), env)
+
+
+def optimised(module: Module, target: str = "", options: Options = VERIFY) -> Module:
+    """The module after all passes, for a target, or for a GPU whose kernels could run everything."""
+    accepts = implements(load_targets()[target]) if target else everything
+    return run_passes(module, pipeline(accepts), options)[0]
+
+
+def everything(node: Node) -> bool:
+    return True
+
+
+# --- subjects -----------------------------------------------------------------------------------------------------
+
+
+class FromEmbeddings(nn.Module):
+    """The prefix stage, entered below the vision tower and the embedding table."""
+
+    def __init__(self, prefix: pi05.Prefix) -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def forward(self, image_tokens: Tensor, prompt: Tensor, n: Tensor) -> pi05.KV:
+        return self.prefix.from_embeddings(image_tokens, prompt, n)
+
+
+def golden(precision: str) -> Subject:
+    """openpi's tiny model: two views, 12 of 32 prompt positions valid. Not cached: mutants trace it anew."""
+    case = golden_case()
+    config, dtype = case.model.config, PRECISIONS[precision]
+    stages = pi05.stages(config, dtype, True)
+    prefix = stages["prefix"]
+    image_tokens, prompt, n = (t.to("meta") for t in (case.image_tokens, case.prompt, case.n))
+    args = (image_tokens.to(dtype), prompt.to(dtype), n)
+    entered = Stage("prefix", FromEmbeddings(prefix.module).eval(), "", args, ("image_tokens", "prompt", "n"), prefix.outputs)
+    loop = pi05.schedule(config).steps[-1]
+    schedule = Schedule((*entered.inputs, "noise"), (Run("prefix"), loop), {"actions": "x_t"})
+    checkpoint = Checkpoint(truth.GOLDEN, (truth.GOLDEN,), read_header(truth.GOLDEN))
+    parameters = ((pi05.WEIGHTS.parameter(key), key) for key in checkpoint.tensors)
+    stored = {key: Type(info.dtype, info.shape) for key, info in checkpoint.tensors.items()}
+    tensors = {p: (key, stored[key]) for p, key in parameters if p is not None}
+    module = trace("pi05", {"prefix": entered, "denoise": stages["denoise"]}, schedule, tensors)
+    inputs = {"image_tokens": case.image_tokens, "prompt": case.prompt, "n": case.n, "noise": case.x[0]}
+    arrays = {name: np.asarray(value) for name, value in inputs.items()}
+    return Subject(module, checkpoint.read, arrays, case.x.numpy(), case.velocity.numpy())
+
+
+@cache
+def golden_case() -> truth.Case:
+    return truth.golden()
+
+
+@cache
+def fixture_case(name: str) -> truth.Case:
+    return truth.lerobot(name)
+
+
+@cache
+def fixture(name: str, precision: str) -> Subject:
+    """A case of the lerobot fixture, from its raw observation: our policy steps make the inputs."""
+    opened, module = imported(truth.CASES[name], precision)
+    expected = truth.arrays(truth.FIXTURE / "expected.safetensors")
+    prepared = policy_steps(opened, module).prepare(observation(name))
+    inputs = {k: np.array(v) for k, v in prepared.inputs.items() if k in module.inputs}
+    x, velocity = (expected[f"{name}.{key}"] for key in ("x", "velocity"))
+    return Subject(module, opened.checkpoint.read, inputs, x, velocity)
+
+
+def observation(name: str) -> dict[str, Any]:
+    """What the robot hands over: camera frames, state, task; and the noise that the reference drew."""
+    raw = truth.arrays(truth.FIXTURE / "observations.safetensors")
+    task = json.loads((truth.FIXTURE / "fixture.json").read_text())["cases"][name]["task"]
+    frames = {camera: raw[f"{name}.observation.images.{camera}"] for camera in truth.CASES[name]}
+    return {**frames, "state": raw[f"{name}.observation.state"], "prompt": task, "noise": raw[f"{name}.noise"]}
+
+
+def policy_steps(opened: Opened, module: Module) -> PolicySteps:
+    return PolicySteps(opened.files.policy(sizes_of(module)), opened.files.tokenizer)
+
+
+@cache
+def imported(cameras: tuple[str, ...], precision: str) -> tuple[Opened, Module]:
+    """The fixture's checkpoint as the compile driver imports it, with the velocity as a further result."""
+    chosen = PolicyOptions(camera=tuple((camera, f"observation.images.{camera}") for camera in cameras))
+    opened = open_model(truth.FIXTURE / "checkpoint", CompileOptions(policy=chosen))
+    return opened, import_module(opened, precision, velocity=True)
