@@ -20,8 +20,9 @@ import numpy as np
 
 from frtc.lowering.ir import Graph, Module, Node, rebuild
 from frtc.lowering.ops import add, and_, attention, cast, const, maximum, minimum, reshape
-from frtc.passes.mask_values import NEVER, Array, Bools, Unknown, Value, value_of
+from frtc.passes.mask_values import value_of
 from frtc.passes.rewrite import count
+from frtc.passes.thresholds import NEVER, Array, Bools, Unknown, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def _selected(node: Node, known: dict[Node, Value]) -> Node:
         if parts is None:
             return node
         site, rest = parts
-    count(f"site.{site.kind}")
+    count(f"site.{site.kind}" if rest is None else f"site.{site.kind}+mask")
     attrs = {**dict(node.attrs), "causal": site.causal or node["causal"], "resume": site.resume}
     y: Node = attention(*node.args[:3], rest, site.length, dtype=node.dtype, loc=node.loc, **attrs)
     return y
@@ -119,7 +120,7 @@ def _matrix(at: Array, rows: int, keys: int) -> Array:
 
 
 def _bounds(at: Array, s: Node | None) -> tuple[Node | None, int]:
-    """(length, resume) for thresholds [keys]: always visible up to a, from a to b where j < s + c, hidden up to resume."""
+    """(length, resume) of thresholds [keys]: visible up to a; from a to b where j < s + c; hidden up to resume."""
     hidden_or_not = np.flatnonzero(at != -NEVER)
     if hidden_or_not.size == 0:
         return None, -1

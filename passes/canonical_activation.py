@@ -1,6 +1,8 @@
 """Activations and softmax from their formulas. Roundings of intermediates disappear; the result is rounded once.
 
-    silu x * sigmoid(x)      gelu_tanh 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))      gelu_erf 0.5 x (1 + erf(x / sqrt(2)))
+silu        x sigmoid(x)
+gelu_tanh   0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+gelu_erf    0.5 x (1 + erf(x / sqrt(2)))
 """
 
 from __future__ import annotations
@@ -10,8 +12,22 @@ from collections.abc import Callable
 from typing import Any
 
 from frtc.lowering.ir import Node
-from frtc.lowering.ops import add, div, erf, exp, gelu_erf, gelu_tanh, mul, reduce_max, reduce_sum, sigmoid, silu
-from frtc.lowering.ops import softmax, sub, tanh
+from frtc.lowering.ops import (
+    add,
+    div,
+    erf,
+    exp,
+    gelu_erf,
+    gelu_tanh,
+    mul,
+    reduce_max,
+    reduce_sum,
+    sigmoid,
+    silu,
+    softmax,
+    sub,
+    tanh,
+)
 from frtc.lowering.pattern import Var
 from frtc.passes.canonical_pointwise import number
 from frtc.passes.rewrite import Rules

@@ -1,8 +1,8 @@
 """Casts: those that lose nothing vanish into the ops that read them, those that round into the op that made the value.
 
 An op computes in fp32 from operands in their storage type and rounds once. So `op(cast(x, f32))` is `op(x)`, and
-`cast(op(x): f32, bf16)` is `op(x): bf16`: exactly, not nearly. Widening casts therefore move down past ops that only move
-elements, to whoever reads them; narrowing casts move up, to whoever made the value.
+`cast(op(x): f32, bf16)` is `op(x): bf16`: exactly, not nearly. Widening casts therefore move down past ops that only
+move elements, to whoever reads them; narrowing casts move up, to whoever made the value.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _HELD_BY = {
 }
 # Ops that compute in fp32 whatever float types they read: their operands' widening casts say nothing.
 ARITHMETIC = (POINTWISE - {"cast"}) | frozenset(
-    "reduce_sum reduce_mean reduce_max softmax cumsum embedding linear gated_linear matmul conv2d rms_norm ada_rms_norm "
-    "layer_norm rope attention".split()
+    "reduce_sum reduce_mean reduce_max softmax cumsum embedding linear gated_linear matmul conv2d rms_norm "
+    "ada_rms_norm layer_norm rope attention".split()
 )
 _ROUNDS = frozenset(op for op in ARITHMETIC if "dtype" in OPS[op].attrs)
 _MOVES = frozenset({"reshape", "transpose", "broadcast", "slice"})
@@ -54,15 +54,16 @@ def _is_widened(node: Node | None) -> bool:
 
 
 def _chain(node: Node) -> Node | None:
-    """cast(cast(x)) is one cast if the inner one loses nothing; a cast to the same type is nothing; a range is made in any type."""
+    """Two casts are one if the inner loses nothing; a cast to the same type is nothing; ranges come in any type."""
     (x,) = node.operands
+    out: Node | None = None
     if x.dtype == node.dtype:
-        return x
-    if x.op == "cast" and lossless(x.operands[0].dtype, x.dtype):
-        return cast(x.operands[0], dtype=node.dtype)
-    if x.op == "iota" and node.dtype in ("i32", "i64", "f32", "f64") and x.shape[0] < 1 << 24:
-        return iota(size=x.shape[0], dtype=node.dtype)
-    return None
+        out = x
+    elif x.op == "cast" and lossless(x.operands[0].dtype, x.dtype):
+        out = cast(x.operands[0], dtype=node.dtype)
+    elif x.op == "iota" and node.dtype in ("i32", "i64", "f32", "f64") and x.shape[0] < 1 << 24:
+        out = iota(size=x.shape[0], dtype=node.dtype)
+    return out
 
 
 def _absorb_operands(node: Node) -> Node | None:
@@ -95,7 +96,8 @@ def _widen_later(node: Node) -> Node | None:
     if DTYPES[sources[0].dtype].itemsize == DTYPES[casts[0].dtype].itemsize:
         return None
     moved = make(node.op, sources, dict(node.attrs), Type(sources[0].dtype, node.shape), node.loc)
-    return cast(moved, dtype=node.dtype)
+    out: Node = cast(moved, dtype=node.dtype)
+    return out
 
 
 def _narrow_earlier(node: Node, uses: Uses) -> Node | None:
@@ -105,7 +107,8 @@ def _narrow_earlier(node: Node, uses: Uses) -> Node | None:
         return None
     parts = [cast(a, dtype=node.dtype) for a in x.operands]
     if x.op == "concat":
-        return concat(*parts, axis=x["axis"])
+        out: Node = concat(*parts, axis=x["axis"])
+        return out
     return make(x.op, parts, dict(x.attrs), node.type, x.loc)
 
 

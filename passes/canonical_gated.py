@@ -42,7 +42,10 @@ def _half(product: object, start: Var, stop: Var) -> object:
 RULES = Rules(
     "gated_linear",
     [
-        *((mul(once(op(once(linear(x, gate)))), once(linear(x, up))), _gated(name)) for name, op in ACTIVATIONS.items()),
+        *(
+            (mul(once(op(once(linear(x, gate)))), once(linear(x, up))), _gated(name))
+            for name, op in ACTIVATIONS.items()
+        ),
         *(
             (mul(once(op(once(_half(linear(x, w), a, b)))), once(_half(linear(x, w), c, d))), _halves(name))
             for name, op in ACTIVATIONS.items()

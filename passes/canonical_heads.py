@@ -1,4 +1,4 @@
-"""What surrounds an attention and belongs into it: factors on queries and keys, repeated key heads, packed query rows."""
+"""What surrounds an attention and belongs into it: factors on queries and keys, repeated key heads, packed queries."""
 
 from __future__ import annotations
 

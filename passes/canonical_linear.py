@@ -1,4 +1,4 @@
-"""Products with weights become `linear`, whose weight is [N, K]: from matmul, from addmm, from convolution over patches.
+"""Products with weights become `linear`, whose weight is [N, K]: from matmul, addmm, and convolution over patches.
 
 A bias that was added to a rounded product joins it: one rounding instead of two, as torch's own linear does.
 """
@@ -23,7 +23,8 @@ def _biased(x: Node, w: Node, b: Node, node: Node) -> Node | None:
     width = w.shape[0]
     if b.t.size != width or b.shape[-1:] != (width,) or not b.t.is_float:
         return None
-    return linear(x, w, reshape(b, shape=(width,)), dtype=node.dtype)
+    out: Node = linear(x, w, reshape(b, shape=(width,)), dtype=node.dtype)
+    return out
 
 
 def _patches(node: Node) -> Node | None:

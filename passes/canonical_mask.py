@@ -1,7 +1,7 @@
 """Additive masks as conditions: a float tensor that is 0 where a key is visible and hugely negative where it is not.
 
-A blocked score is at most -1e9: e^(-1e9 + anything a model computes) is zero in fp32. A query that sees no key at all is
-the exception: the sources then average over garbage, `attention` yields zeros; such rows are never read.
+A blocked score is at most -1e9: e^(-1e9 + anything a model computes) is zero in fp32. A query that sees no key at all
+is the exception: the sources then average over garbage, `attention` yields zeros; such rows are never read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def shown(condition: Node, mask: Node) -> Node:
 
 
 def visible(mask: Node) -> Node | None:
-    """The condition (bool, same shape) under which the additive mask lets a score pass; None if it is not such a mask."""
+    """The condition (bool, same shape) under which the mask lets a score pass; None if it is no such mask."""
     if _passes(mask) or _blocks(mask):
         return const(_passes(mask), "bool", mask.shape)
     if mask.op == "where":

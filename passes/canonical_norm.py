@@ -1,14 +1,13 @@
-"""Norms from their formulas. Statistics are in fp32 whatever the spelling; what is rounded before the weight is kept as `inner`.
+"""RMS norms from their formulas. Statistics are in fp32; a rounding before the weight is kept as `inner`.
 
-    rms_norm      x rsqrt(mean(x^2) + eps), then times w or 1 + w, before or after the cast to the result's type
-    ada_rms_norm  rms_norm times 1 + scale, then + shift; both are computed, not weights
-    layer_norm    d = x - mean(x); d rsqrt(mean(d^2) + eps), then times w, then + b
+rms_norm      x rsqrt(mean(x^2) + eps), then times w or 1 + w, before or after the cast to the result's type
+ada_rms_norm  rms_norm times 1 + scale, then + shift; both are computed, not weights
 """
 
 from __future__ import annotations
 
 from frtc.lowering.ir import Node
-from frtc.lowering.ops import ada_rms_norm, add, layer_norm, mul, reduce_mean, reshape, rms_norm, rsqrt
+from frtc.lowering.ops import ada_rms_norm, add, mul, reduce_mean, reshape, rms_norm, rsqrt
 from frtc.lowering.pattern import Var, once
 from frtc.passes.canonical_cast import bare
 from frtc.passes.canonical_pointwise import number
@@ -23,7 +22,7 @@ def _plain(x: Node, eps: Node, node: Node) -> Node | None:
     return y
 
 
-def _vector(v: Node, width: int) -> Node | None:
+def vector(v: Node, width: int) -> Node | None:
     """`v` as [width], if it is one number per channel."""
     if v.t.size != width or v.shape[-1:] != (width,) or not v.t.is_float:
         return None
@@ -47,13 +46,11 @@ def _inner(norm: Node) -> str:
 
 def _weighted(norm: Node, w: Node, node: Node) -> Node | None:
     v = _above_one(w)
-    weight = _vector(w if v is None else v, node.shape[-1])
+    weight = vector(w if v is None else v, node.shape[-1])
     if weight is None or norm.shape != node.shape:
         return None
     offset = 0.0 if v is None else 1.0
-    y: Node = rms_norm(
-        norm.args[0], weight, eps=norm["eps"], offset=offset, inner=_inner(norm), dtype=node.dtype
-    )
+    y: Node = rms_norm(norm.args[0], weight, eps=norm["eps"], offset=offset, inner=_inner(norm), dtype=node.dtype)
     return y
 
 
@@ -68,7 +65,7 @@ def _factored(x: Node, eps: Node, w: Node, node: Node) -> Node | None:
 def _shifted(norm: Node, shift: Node, node: Node) -> Node | None:
     """rms_norm(x, scale, offset=1) + shift, one number each per channel"""
     scale = norm.args[1]
-    shift_vector = _vector(shift, node.shape[-1])
+    shift_vector = vector(shift, node.shape[-1])
     if scale is None or scale.is_const or shift_vector is None or norm["offset"] != 1.0 or norm["inner"] != "f32":
         return None
     y: Node = ada_rms_norm(norm.args[0], scale, shift_vector, eps=norm["eps"], dtype=node.dtype)
@@ -86,45 +83,14 @@ def _shifted_rows(norm: Node, w: Node, shift: Node, node: Node) -> Node | None:
     return y
 
 
-def _centred(node: Node) -> Node | None:
-    """The RMS norm of x - mean(x) is the layer norm of x."""
-    d, w = node.args[0], node.args[1]
-    assert d is not None
-    if node["inner"] != "f32" or node["offset"] != 0.0 or d.op != "sub":
-        return None
-    x, mean = d.operands
-    if mean.op != "reduce_mean" or mean.operands != (x,) or mean["axes"] != (-1,) or x.shape != d.shape:
-        return None
-    y: Node = layer_norm(x, w, eps=node["eps"], dtype=node.dtype)
-    return y
+def _norm(weighted: bool) -> Var:
+    """An RMS norm with (or without) a weight"""
+    return Var("norm", where=lambda n: n.op == "rms_norm" and (n.args[1] is not None) == weighted)
 
 
-def _scaled(norm: Node, w: Node, node: Node) -> Node | None:
-    """layer_norm(x) * w"""
-    weight = _vector(w, node.shape[-1])
-    if weight is None or norm.shape != node.shape:
-        return None
-    y: Node = layer_norm(norm.args[0], weight, eps=norm["eps"], dtype=node.dtype)
-    return y
-
-
-def _biased(norm: Node, b: Node, node: Node) -> Node | None:
-    """layer_norm(x, w) + b"""
-    bias = _vector(b, node.shape[-1])
-    if bias is None or norm.shape != node.shape:
-        return None
-    y: Node = layer_norm(norm.args[0], norm.args[1], bias, eps=norm["eps"], dtype=node.dtype)
-    return y
-
-
-def _norm(op: str, weighted: bool) -> Var:
-    """A norm `op` with (or without) a weight, and without a bias."""
-    return Var("norm", where=lambda n: n.op == op and (n.args[1] is not None) == weighted and n.args[2:] in ((), (None,)))
-
-
-x, w, b, shift, eps = Var("x"), Var("w"), Var("b"), Var("shift"), Var("eps")
+x, w, shift, eps = Var("x"), Var("w"), Var("shift"), Var("eps")
 _ROOT = rsqrt(add(reduce_mean(mul(x, x), axes=(-1,)), eps))
-_RMS, _WEIGHTED = once(_norm("rms_norm", False)), once(_norm("rms_norm", True))
+_RMS, _WEIGHTED = once(_norm(weighted=False)), once(_norm(weighted=True))
 
 RULES = (
     Rules(
@@ -140,14 +106,6 @@ RULES = (
         [
             (add(_WEIGHTED, shift), _shifted),
             (add(mul(_RMS, w), shift), _shifted_rows),
-        ],
-    ),
-    Rules(
-        "layer_norm",
-        [
-            (frozenset({"rms_norm"}), _centred),
-            (mul(once(_norm("layer_norm", False)), w), _scaled),
-            (add(once(Var("norm", where=lambda n: n.op == "layer_norm" and n.args[2] is None)), b), _biased),
         ],
     ),
 )

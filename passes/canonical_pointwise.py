@@ -1,4 +1,4 @@
-"""Algebra of pointwise ops: neutral elements, powers, signs, logic. What follows may assume one spelling of each.
+"""Algebra of pointwise ops: neutral elements, powers, signs. What follows may assume one spelling of each.
 
 All of it is exact, except that x**3 and a / sqrt(b) round their fp32 intermediates elsewhere (1e-7 relative).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from frtc.lowering.ir import Node
-from frtc.lowering.ops import OPS, add, broadcast, cast, const, div, mul, neg, not_, pow_, rsqrt, sqrt, sub, where
+from frtc.lowering.ops import OPS, add, broadcast, cast, const, div, mul, neg, pow_, rsqrt, sqrt, sub
 from frtc.lowering.pattern import Var, literal
 from frtc.passes.canonical_cast import lossless
 from frtc.passes.rewrite import Rules
@@ -38,21 +38,24 @@ def _literal_right(node: Node) -> Node | None:
     if literal(left) is None or literal(right) is not None:
         return None
     row = OPS[node.op]
-    return row(right, left, dtype=node.dtype) if "dtype" in row.attrs else row(right, left)
+    out: Node = row(right, left, dtype=node.dtype) if "dtype" in row.attrs else row(right, left)
+    return out
 
 
 def _power(node: Node) -> Node | None:
     base, exponent = node.operands
-    value, dtype = number(exponent), node.dtype
+    value, dtype, out = number(exponent), node.dtype, None
     if not base.t.is_float or exponent.t.rank != 0:
         return None
     if value == 2:
-        return mul(base, base, dtype=dtype)
-    if value == 3:
-        return mul(mul(base, base, dtype="f32"), base, dtype=dtype) if base.dtype != "f64" else None
-    if value == 0.5:
-        return sqrt(base, dtype=dtype)
-    return rsqrt(base, dtype=dtype) if value == -0.5 else None
+        out = mul(base, base, dtype=dtype)
+    elif value == 3 and base.dtype != "f64":
+        out = mul(mul(base, base, dtype="f32"), base, dtype=dtype)
+    elif value == 0.5:
+        out = sqrt(base, dtype=dtype)
+    elif value == -0.5:
+        out = rsqrt(base, dtype=dtype)
+    return out
 
 
 def _minus_literal(node: Node) -> Node | None:
@@ -61,7 +64,8 @@ def _minus_literal(node: Node) -> Node | None:
     value = number(right)
     if value is None or number(left) is not None or (not right.t.is_float and right.dtype not in ("i32", "i64")):
         return None
-    return add(left, const(-value, right.dtype, right.shape), dtype=node.dtype)
+    out: Node = add(left, const(-value, right.dtype, right.shape), dtype=node.dtype)
+    return out
 
 
 def _divided(node: Node) -> Node | None:
@@ -70,35 +74,8 @@ def _divided(node: Node) -> Node | None:
     value = number(right)
     if not value or not left.t.is_float or not math.isfinite(value) or abs(math.frexp(value)[0]) != 0.5:
         return None
-    return mul(left, const(1.0 / value, "f32", right.shape), dtype=node.dtype)
-
-
-def _logic(node: Node) -> Node | None:
-    """and, or with a literal or twice the same; not of not; where with a literal condition or equal branches."""
-    args = node.operands
-    if node.op == "not":
-        return args[0].operands[0] if args[0].op == "not" else None
-    if node.op == "where":
-        known = literal(args[0])
-        chosen = args[1] if known or args[1] is args[2] else args[2] if known is not None else None
-        return None if chosen is None else fit(chosen, node)
-    if args[0] is args[1]:
-        return args[0]
-    for this, other in (args, args[::-1]):
-        known = literal(this)
-        if known is not None:
-            neutral = bool(known) == (node.op == "and")
-            return fit(other if neutral else this, node)
-    return None
-
-
-def _truth_test(node: Node) -> Node | None:
-    """cast(c: bool, int) != 0 -> c; == 0 -> not c; a cast of such a number to bool -> c"""
-    value, against = node.operands
-    if number(against) != 0 or value.op != "cast" or value.operands[0].dtype != "bool":
-        return None
-    condition: Node = value.operands[0] if node.op == "ne" else not_(value.operands[0])
-    return fit(condition, node)
+    out: Node = mul(left, const(1.0 / value, "f32", right.shape), dtype=node.dtype)
+    return out
 
 
 def _signs(node: Node) -> Node | None:
@@ -115,9 +92,9 @@ def _inverse_root(a: Node, b: Node, node: Node) -> Node | None:
     """a / sqrt(b)"""
     if "f64" in (a.dtype, b.dtype) or not b.t.is_float:
         return None
-    if number(a) == 1 and b.shape == node.shape:
-        return rsqrt(b, dtype=node.dtype)
-    return mul(a, rsqrt(b, dtype="f32"), dtype=node.dtype)
+    alone = number(a) == 1 and b.shape == node.shape
+    out: Node = rsqrt(b, dtype=node.dtype) if alone else mul(a, rsqrt(b, dtype="f32"), dtype=node.dtype)
+    return out
 
 
 RULES = Rules(
@@ -135,7 +112,5 @@ RULES = Rules(
         (frozenset({"sub"}), _minus_literal),
         (frozenset({"div"}), _divided),
         (div(a, sqrt(b)), _inverse_root),
-        (frozenset({"and", "or", "not", "where"}), _logic),
-        (frozenset({"eq", "ne"}), _truth_test),
     ],
 )

@@ -1,7 +1,7 @@
-"""Ops that only move elements: the shortest spelling of each chain of reshapes and transposes, and no moves without effect.
+"""Ops that only move elements: each chain of reshapes and transposes in its shortest spelling, no moves without effect.
 
-A chain over x is one strided view of x's elements: for each axis of the result, the (stride, extent) blocks that it walks.
-Two chains that mean the same view become the same nodes, whatever order the front end wrote them in.
+A chain over x is one strided view of x's elements. Two chains that mean the same view become the same nodes, whatever
+order the front end wrote them in (canonical_views).
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def _keepdims(node: Node) -> Node | None:
     row = OPS[node.op]
     attrs = {"axes": node["axes"], "keepdims": True, "dtype": node.dtype}
     kept = row.build([value], attrs)
-    return reshape(kept, shape=node.shape)
+    out: Node = reshape(kept, shape=node.shape)
+    return out
 
 
 def _slice_of(node: Node) -> Node | None:
     """A slice of a slice, of a part of a concatenation, or of everything."""
     (value,) = node.operands
     axis, start, stop, step = node["axis"], node["start"], node["stop"], node["step"]
+    at, out = 0, None
     if value.op == "slice" and value["axis"] == axis and value["step"] == 1:
         at = value["start"]
-        return slice_(value.operands[0], axis=axis, start=at + start, stop=at + stop, step=step)
-    if value.op == "concat" and value["axis"] == axis:
-        at = 0
-        for part in value.operands:
-            if at <= start and stop <= at + part.shape[axis]:
-                return slice_(part, axis=axis, start=start - at, stop=stop - at, step=step)
-            at += part.shape[axis]
-    return None
+        out = slice_(value.operands[0], axis=axis, start=at + start, stop=at + stop, step=step)
+    for part in value.operands if value.op == "concat" and value["axis"] == axis else ():
+        if at <= start and stop <= at + part.shape[axis]:
+            out = slice_(part, axis=axis, start=start - at, stop=stop - at, step=step)
+        at += part.shape[axis]
+    return out
 
 
 def _joined(node: Node) -> Node | None:
@@ -76,9 +76,8 @@ def _plain_operands(node: Node) -> Node | None:
     args = list(node.operands)
     for i, a in enumerate(args):
         lead = a.t.rank - a.operands[0].t.rank if a.op == "reshape" else 0
-        if a.op == "broadcast":
-            args[i] = a.operands[0]
-        elif lead > 0 and a.t.size < node.t.size and a.shape == (1,) * lead + a.operands[0].shape:
+        grown = lead > 0 and a.shape == (1,) * lead + a.operands[0].shape
+        if a.op == "broadcast" or (grown and a.t.size < node.t.size):
             args[i] = a.operands[0]
         if broadcast_shapes(*(n.shape for n in args)) != node.shape:
             args[i] = a

@@ -88,7 +88,8 @@ def composed(source: Node, node: Node) -> Node | None:
     blocks = merged([b for axis in axes for b in axis])
     if len(blocks) < 2:
         return source if source.shape == node.shape else reshape(source, shape=node.shape)
-    return _split_first(source, axes, node.shape) or _join_last(source, blocks, node.shape) or _both(source, blocks, node)
+    short = _split_first(source, axes, node.shape) or _join_last(source, blocks, node.shape)
+    return short or _both(source, blocks, node)
 
 
 def _split_first(source: Node, axes: Axes, shape: Shape) -> Node | None:
