@@ -1,8 +1,8 @@
 """How one ATen call becomes IR: what a lowering sees, and the table of all lowerings.
 
-A lowering is a function of a Call and the operands as torch passes them: tensors are IR nodes, everything else is plain
-Python. It returns a node (a tuple for several results) of exactly the type that torch says. It raises Unsupported with a
-reason where the IR cannot say what the call means; the importer adds the op, the module and the source line.
+A lowering is a function of a Call and the operands as torch passes them: tensors are IR nodes, everything else is
+plain Python. It returns a node (a tuple for several results) of exactly the type that torch says. It raises Unsupported
+with a reason where the IR cannot say what the call means; the importer adds the op, the module and the source line.
 
 Numbers among the operands become literals in float32 (float64 beside float64 tensors), never in 16 bits: torch computes
 16-bit arithmetic with a Python number in float32 and rounds the result once, and so do the references.

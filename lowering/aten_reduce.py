@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from frtc.kernels.dtypes import is_float
 from frtc.lowering import ops
-from frtc.lowering.aten import Call, Lowering, Scalar, Unsupported, cast, negative, number
+from frtc.lowering.aten import Call, Lowering, Scalar, Unsupported, cast, negative, number, reshape
 from frtc.lowering.ir import Node
 from frtc.lowering.op import Op
 
@@ -48,18 +48,15 @@ def minimum(c: Call, x: Node, dim: Axes = None, keepdim: bool = False) -> Node:
 
 def max_dim(c: Call, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
     """The largest elements along one axis and where they are"""
-    return _reduction(ops.reduce_max)(c, x, dim, keepdim), argmax(c, x, dim, keepdim)  # type: ignore[return-value]
+    largest: Node = ops.reduce_max(x, axes=_axes(x, dim), keepdims=keepdim)
+    return largest, argmax(c, x, dim, keepdim)
 
 
 def argmax(c: Call, x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
     """Index of the first largest element; without an axis, in the flattened tensor"""
-    if dim is None:
-        flat = ops.reshape(x, shape=(x.t.size,))
-        node: Node = ops.reshape(ops.argmax(flat, axis=-1), shape=c.types[-1].shape)
-        return node
-    axis = negative(dim, len(x.shape))
-    found: Node = ops.argmax(x, axis=axis)
-    return found if not keepdim else ops.reshape(found, shape=c.types[-1].shape)  # type: ignore[no-any-return]
+    along = ops.reshape(x, shape=(x.t.size,)) if dim is None else x
+    axis = -1 if dim is None else negative(dim, len(x.shape))
+    return reshape(ops.argmax(along, axis=axis), c.types[-1].shape)
 
 
 def variance(c: Call, x: Node, dim: Axes = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Node:

@@ -1,8 +1,8 @@
 """torch.export -> raw IR: one program of an unmodified nn.Module.
 
-`torch.export(strict=False)` gives the torch.fx graph, `run_decompositions({})` makes it functional and keeps the large ops
-(linear, attention, norms, gelu) whole. Each ATen call becomes one or a few IR ops by the tables in aten_*.py; nothing is
-recognised here, that is the work of the passes.
+`torch.export(strict=False)` gives the torch.fx graph, `run_decompositions({})` makes it functional and keeps the large
+ops (linear, attention, norms, gelu) whole. Each ATen call becomes one or a few IR ops by the tables in aten_*.py;
+nothing is recognised here, that is the work of the passes.
 
     parameters              weights by their qualified name; never materialised, so modules on the meta device will do
     buffers that change     states, and so are those that another program of the model changes (`states`)
@@ -85,7 +85,8 @@ def export(module: nn.Module, example_inputs: tuple[Any, ...], name: str) -> Exp
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            return torch.export.export(module, example_inputs, strict=False).run_decompositions({})
+            traced: ExportedProgram = torch.export.export(module, example_inputs, strict=False)
+            return cast(ExportedProgram, traced.run_decompositions({}))
     except Exception as error:
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         rows = [("torch", f"{type(error).__name__}: {first[0]}"), ("source", source_of(error))]
@@ -148,7 +149,7 @@ def _scoped(scope: str, name: str) -> str:
 
 def _value_of(program: ExportedProgram, name: str) -> torch.Tensor | None:
     value = program.constants.get(name)
-    return value if value is not None else program.state_dict.get(name)
+    return cast("torch.Tensor | None", value if value is not None else program.state_dict.get(name))
 
 
 def _first_names(program: ExportedProgram) -> dict[str, str]:
@@ -214,12 +215,12 @@ class _Importer:
         if kind is InputKind.PARAMETER or persistent:
             return ir.weight(_scoped(self.scope, self.first_names.get(name, name)), type)
         if value is None or value.device.type == "meta":
-            hint = "build the module so that only parameters are on the meta device, or register the buffer as persistent"
+            hint = "let only parameters be on the meta device, or register the buffer as persistent"
             raise FrtcError("lowering.buffer", f"buffer {scoped} of program {self.name} has no values", hint=hint)
         return literal(value) if type.nbytes <= LITERAL_BYTES else ir.weight(scoped, type)
 
     def _version_chains(self) -> set[fx.Node]:
-        """The updates through which each changed buffer reaches its last value; their results are versions of a state."""
+        """The updates through which each changed buffer reaches its last value: their results are its versions."""
         chains: set[fx.Node] = set()
         outputs = self.program.graph.output_node().args[0]
         for spec, last in zip(self.program.graph_signature.output_specs, cast(Any, outputs), strict=True):
@@ -309,7 +310,7 @@ class _Importer:
         rows = [("program", self.name), ("where", location(node.meta) or "unknown")]
         near = nearest(target, self.table)
         rows += [("reason", reason)] if reason else [("nearest", near)] if near else []
-        hint = "rewrite that line with supported ops" if reason else "rewrite that line, or add a row to lowering/aten_*.py"
+        hint = "rewrite that line with supported ops" + ("" if reason else ", or add a row to lowering/aten_*.py")
         return FrtcError("lowering.unsupported", f"aten.{target} cannot be lowered", rows, hint)
 
 

@@ -105,11 +105,8 @@ def _evaluate(
     if node.op == "item":
         return values[node.args[0]][node["index"]]  # type: ignore[index]
     attrs = {k: ("f32" if k in OPS[node.op].inner and mode != "typed" else v) for k, v in node.attrs}
-    args = [None if a is None else values[a] for a in node.args]
-    if node.op == "cast":
-        result = _cast(args[0], node.t)
-    else:
-        result = REFERENCES[node.op](*args, **attrs)
+    args: list[Any] = [None if a is None else values[a] for a in node.args]
+    result: Any = _cast(args[0], node.t) if node.op == "cast" else REFERENCES[node.op](*args, **attrs)
     if isinstance(node.type, tuple):
         return tuple(stored(np.asarray(r), t, mode) for r, t in zip(result, node.type, strict=True))
     result = np.asarray(result)

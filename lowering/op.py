@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, overload
 
 from frtc.lowering.ir import AnyType, Attr, Node, Type, make
 from frtc.lowering.pattern import Call, Pattern, Var
@@ -105,14 +105,18 @@ def _literal(argument: Any, args: tuple[Any, ...]) -> Node | None:
     return make("const", (), {"value": value}, Type(dtype, ()))
 
 
+@overload
+def op(rule: Rule) -> Op: ...
+@overload
+def op(*, commutes: bool = ..., inner: tuple[str, ...] = ..., flops: Flops | None = ...) -> Callable[[Rule], Op]: ...
 def op(
     rule: Rule | None = None,
     *,
     commutes: bool = False,
     inner: tuple[str, ...] = (),
     flops: Flops | None = None,
-) -> Any:
+) -> Op | Callable[[Rule], Op]:
     """Decorator: the type rule becomes a row."""
     if rule is None:
         return lambda r: Op(r, commutes, inner, flops)
-    return Op(cast(Rule, rule), commutes, inner, flops)
+    return Op(rule, commutes, inner, flops)

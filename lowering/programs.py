@@ -70,7 +70,7 @@ def define_weights(
     tensors: Mapping[str, Type] | None = None,
     literals: Mapping[str, Node] | None = None,
 ) -> Graph:
-    """The weights graph: each weight that the graphs read is one checkpoint tensor, cast to the weight's element type."""
+    """The weights graph: each weight that is read is one checkpoint tensor, cast to the weight's element type."""
     wanted = {n["name"]: n.t for g in graphs for n in g.nodes if n.op == "weight"}
     outputs = []
     for name in sorted(wanted):
@@ -86,7 +86,8 @@ def _definition(name: str, type: Type, keys: Mapping[str, str] | None, tensors: 
     key = name if keys is None else keys[name]
     stored = type if tensors is None else tensors.get(key)
     if stored is None or stored.shape != type.shape:
-        raise FrtcError("lowering.weight", f"weight {name} wants {type}, checkpoint tensor {key} is {stored or 'absent'}")
+        found = stored or "absent"
+        raise FrtcError("lowering.weight", f"weight {name} wants {type}, checkpoint tensor {key} is {found}")
     return cast(ir.tensor(key, stored), type.dtype)
 
 

@@ -8,8 +8,8 @@
     }
 
 One line per node. `%` is a value, `@` a weight, `_` an absent operand; inputs stand before the `;` in the head, states
-after it; attributes equal to their default are not written; an op with several results has a tuple type, and its results
-are `%3.0`, `%3.1`. A single result named "out" is written as `return %0`.
+after it; attributes equal to their default are not written; an op with several results has a tuple type, and its
+results are `%3.0`, `%3.1`. A single result named "out" is written as `return %0`.
 """
 
 from __future__ import annotations

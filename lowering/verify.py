@@ -123,7 +123,8 @@ def _verify_schedule(module: Module, steps: tuple[Step, ...], known: dict[str, T
                 for node in graph.inputs:
                     have = known.get(node["name"], node.t)
                     if have != node.t and len(graphs) == 1:
-                        raise Invalid(f"graph {graph.name}: input {node['name']} is {node.t}, its producer gives {have}")
+                        what = f"input {node['name']} is {node.t}, its producer gives {have}"
+                        raise Invalid(f"graph {graph.name}: {what}")
             if len(graphs) == 1:
                 known.update({k: n.t for k, n in graphs[0].outputs})
         elif isinstance(step, Let):

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,15 +32,19 @@ LAYERS = 2
 TOKENS = 12
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Tiny:
-    """A module on the CPU with real weights, what it is called with, and names for that and for what it returns."""
+    """A module on the CPU with real weights, what it is called with, and names for that and for what it returns.
+
+    padding    so many entries of axis 1 of the results belong to padding tokens, which see no key: garbage, never read
+    """
 
     name: str
     module: nn.Module
     args: tuple[Any, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    padding: int = 0
 
     def graph(self) -> Graph:
         return lower(self.module, self.args, self.inputs, self.outputs, self.name)
@@ -111,7 +115,7 @@ def qwen3(attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> Tiny:
     module = _randomized(Qwen3Model(config), dtype)
     valid = torch.ones(1, TOKENS, dtype=torch.long)
     valid[:, :3] = 0
-    return Tiny(f"qwen3_{attention}", module, (_ids(128), valid), ("ids", "valid"), ("hidden",))
+    return Tiny(f"qwen3_{attention}", module, (_ids(128), valid), ("ids", "valid"), ("hidden",), padding=3)
 
 
 def siglip(attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> Tiny:
@@ -148,7 +152,7 @@ def _pi05_args(stage: str, c: pi05.Pi05Config, dtype: torch.dtype) -> tuple[Any,
 
 
 def pi05_stage(stage: str, dtype: torch.dtype = torch.float32) -> Tiny:
-    c = pi05.tiny()
+    c = dataclasses.replace(pi05.tiny(), prompt=48)
     record = pi05.stages(c, dtype, velocity=True)[stage]
     whole = pi05.Pi05(c, dtype)
     module = getattr(whole, stage).eval()
