@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from frtc.codegen.build import Built
+from frtc.codegen.plan_writer import PlanWriter
 from frtc.codegen.weights import Lookup, pieces
 from frtc.runtime.plan import Program
-from frtc.runtime.plan_file import PlanWriter
 
 WORKERS = 2  # each holds one piece in float64 and its operands
 

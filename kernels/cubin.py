@@ -2,7 +2,8 @@
 
 Layout read here (CUDA 13 cubins, seen with `readelf`): e_flags holds the SM in bits 8..15; section `.nv.info` is a list
 of records (format u8, attribute u8, size u16, payload) of which 0x2f gives registers and 0x11 the stack frame, each as
-(symbol index u32, value u32); the size of `.nv.shared.<kernel>` is the static shared memory.
+(symbol index u32, value u32); the size of `.nv.shared.<kernel>` is the static shared memory. In `.nv.info.<kernel>`,
+0x17 describes one parameter: index u32, ordinal u16, offset u16, flags u32 with the size in bytes from bit 18 on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 SIZED = 4  # record format whose payload length is the size field; the others carry their value in that field
-FRAME_SIZE, REGISTERS = 0x11, 0x2F
+FRAME_SIZE, REGISTERS, PARAMETER = 0x11, 0x2F, 0x17
 FUNCTION = 2  # STT_FUNC
 RESERVED_SMEM = 1024  # bytes at the start of shared memory that sm_90 and later keep for the system; counted in the ELF
 
@@ -56,6 +57,19 @@ def resources_of(image: bytes) -> dict[str, Resources]:
         for name, values in sorted(found.items())
         if f".text.{name}" in sections
     }
+
+
+def parameters_of(image: bytes, kernel: str) -> tuple[int, ...]:
+    """Bytes of each parameter of a kernel, in order."""
+    _require_elf(image)
+    found = {}
+    for section in _sections(image):
+        if section.name == f".nv.info.{kernel}":
+            for attribute, payload in _records(image[section.offset : section.offset + section.size]):
+                if attribute == PARAMETER:
+                    _, ordinal, _, flags = struct.unpack("<IHHI", payload)
+                    found[ordinal] = flags >> 18
+    return tuple(found[i] for i in range(len(found)))
 
 
 def _static_smem(sections: dict[str, _Section], kernel: str, reserved: int) -> int:

@@ -1,17 +1,21 @@
 """What a Plan says: the program as immutable records. runtime/plan_file.py reads and writes them, docs/plan-format.md
 explains the bytes.
 
-A Plan is pointer-only. A value is a Ref: a space, a byte offset, and how its elements lie there. A Call is one op of the
-IR on Refs, made of one or more launches; the device path needs only the launches, the emulator only the ops.
+A Plan is pointer-only. A value is a Ref: a space, a byte offset, and how its elements lie there. A Call is one op of
+the IR on Refs, made of one or more launches; the device path needs only the launches, the emulator only the ops.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from frtc.kernels.dtypes import DTYPES
+
 SCHEMA = "frtc.plan/1"
+ROW_ALIGN = 16  # bytes; rows of weights, arena and state start at multiples of it
 
 WEIGHTS, ARENA, STATE, SLOT = "weights", "arena", "state", "slot"
 SPACES = (WEIGHTS, ARENA, STATE, SLOT)
@@ -21,8 +25,8 @@ SPACES = (WEIGHTS, ARENA, STATE, SLOT)
 class Ref:
     """A value in memory.
 
-    space     "weights": the Plan's weights, in one block; "arena": scratch of one run; "state": memory that outlives a run
-              (values that pass from program to program, KV cache); "slot": the input or output named by `slot`
+    space     "weights": the Plan's weights, in one block; "arena": scratch of one run; "state": memory that outlives a
+              run (values that pass from program to program, KV cache); "slot": the input or output named by `slot`
     offset    byte offset of element 0
     step      bytes added per round, for tables indexed by the round of the enclosing repeat
     shape, strides   in elements
@@ -43,9 +47,9 @@ class Launch:
 
     kernel    index into Program.kernels
     smem      dynamic shared memory, bytes
-    params    (kind, value) in the kernel's order: "operand" and "result" take the address of that Ref of the call (null
-              where the operand is absent), "scratch" the call's workspace plus `value` bytes, "counters" the same for its
-              counters, "i32", "i64", "f32" a number
+    params    (kind, value) in the kernel's order: "operand" and "result" take the address of that Ref of the call
+              (null where the operand is absent), "scratch" the call's workspace plus `value` bytes, "counters" the same
+              for its counters, "i32", "i64", "f32" a number
     """
 
     kernel: int
@@ -112,6 +116,10 @@ class Slot:
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def nbytes(self) -> int:
+        return DTYPES[self.dtype].itemsize * math.prod(self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class WeightEntry:
@@ -122,6 +130,18 @@ class WeightEntry:
     dtype: str
     shape: tuple[int, ...]
     expression: str
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape in memory: with two or more axes, the last one is padded to a multiple of ROW_ALIGN bytes."""
+        if len(self.shape) < 2:
+            return self.shape
+        size = DTYPES[self.dtype].itemsize
+        return (*self.shape[:-1], -(-self.shape[-1] * size // ROW_ALIGN) * ROW_ALIGN // size)
+
+    @property
+    def nbytes(self) -> int:
+        return DTYPES[self.dtype].itemsize * math.prod(self.stored_shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +161,7 @@ class Program:
     """Everything that decides actions, apart from the bytes of weights and cubins (which the container holds).
 
     weights_nbytes, arena_nbytes, state_nbytes   device memory, bytes
-    policy    the policy spec as JSON (runtime/policy.py)
+    policy    the policy spec as JSON (runtime/policy.py); lists stay lists, unlike in Call.attrs
     """
 
     model: str
@@ -155,7 +175,7 @@ class Program:
     outputs: tuple[Slot, ...]
     stages: tuple[Stage, ...]
     schedule: tuple[Run | Repeat, ...]
-    policy: Mapping[str, Any] = field(default_factory=dict)
+    policy: dict[str, Any] = field(default_factory=dict)
 
     def stage(self, name: str) -> Stage:
         return next(s for s in self.stages if s.name == name)

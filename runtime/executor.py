@@ -1,0 +1,97 @@
+"""What the session on a GPU and the emulator have in common: named inputs and outputs, runs, timing.
+
+with Session(plan) as executor:                    # or Emulator(plan)
+    executor.set("noise", array)
+    executor.run()
+    actions = executor.get("actions")
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from frtc.errors import UsageError, nearest
+from frtc.kernels.dtypes import DTYPES
+from frtc.runtime.plan import Program, Slot
+from frtc.runtime.timing import Timing
+from frtc.runtime.validate import rounds_of
+
+Array = np.ndarray[Any, Any]
+
+
+class Executor(ABC):
+    """Runs one program. Not thread-safe: one inference at a time.
+
+    inputs, outputs   slots by name
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.inputs: Mapping[str, Slot] = {slot.name: slot for slot in program.inputs}
+        self.outputs: Mapping[str, Slot] = {slot.name: slot for slot in program.outputs}
+        self.rounds = {stage.name: 1 for stage in program.stages} | rounds_of(program)
+
+    def set(self, name: str, values: Array) -> None:
+        """Give an input. It stays until it is given anew."""
+        slot = _find(self.inputs, name, "input")
+        if not isinstance(values, np.ndarray) or (values.dtype, values.shape) != (DTYPES[slot.dtype].numpy, slot.shape):
+            about = f"{values.dtype}{list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
+            what = f"input {name} is {about}, the Plan takes {slot.dtype}{list(slot.shape)}"
+            raise UsageError("input.type", what)
+        self._host(slot)[...] = values
+
+    def get(self, name: str) -> Array:
+        """A copy of an output of the last run."""
+        return self._host(_find(self.outputs, name, "output")).copy()
+
+    def time(self, runs: int = 100, warm_up: int = 3) -> Timing:
+        """Time whole inferences and their parts. States move on with every run."""
+        for _ in range(warm_up):
+            self._sample()
+        return Timing.of([self._sample() for _ in range(runs)])
+
+    @abstractmethod
+    def run(self) -> None:
+        """One inference."""
+
+    @abstractmethod
+    def run_stage(self, name: str, round: int = 0) -> None:
+        """One stage alone, its tables indexed by `round`."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Set all states to zero, as they are at first."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back. May be called twice."""
+
+    @abstractmethod
+    def _host(self, slot: Slot) -> Array:
+        """The slot's memory on the host."""
+
+    @abstractmethod
+    def _sample(self) -> dict[str, float]:
+        """Microseconds of the parts of one inference (timing.py names them)."""
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self.close()
+
+    def _check_stage(self, name: str, round: int) -> None:
+        rounds = _find(self.rounds, name, "stage")
+        if not 0 <= round < rounds:
+            raise UsageError("stage.round", f"stage {name} has {rounds} rounds, there is no round {round}")
+
+
+def _find(table: Mapping[str, Any], name: str, kind: str) -> Any:
+    if name not in table:
+        rows = [("known", ", ".join(table)), ("nearest", nearest(name, table))]
+        raise UsageError(f"{kind}.unknown", f"the Plan has no {kind} {name!r}", [row for row in rows if row[1]])
+    return table[name]

@@ -1,0 +1,339 @@
+"""Is a Program sound? Every number that the runtime follows is checked before anything is allocated or launched.
+
+A Plan may come from anywhere, so nothing in it is believed: sizes, offsets, indices and order are checked against one
+another, and the kernels against their cubins. Types and fields were checked when the manifest was read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+
+from frtc.errors import FrtcError
+from frtc.kernels.cubin import parameters_of, resources_of, sm_of
+from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.reference import REFERENCES
+from frtc.runtime.manifest import Manifest
+from frtc.runtime.plan import ARENA, SLOT, SPACES, STATE, WEIGHTS, Call, Launch, Program, Ref, Repeat, Run, Slot, Stage
+from frtc.runtime.policy import Policy
+
+ALIGN = 256  # bytes; of every weight
+NBYTES_MOST = 1 << 42  # of a space
+RANK_MOST = 16
+LAUNCHES_MOST = 100_000  # of one inference
+DEPTH_MOST = 8  # of repeats
+GRID_MOST, BLOCK_MOST = (2**31 - 1, 65535, 65535), 1024  # CUDA programming guide, all compute capabilities
+SMEM_MOST = 227 * 1024  # bytes of dynamic shared memory, the most of any target
+REGISTERS_MOST = 65536  # of a block
+NUMBERS = {"i32": 4, "i64": 8, "f32": 4}  # parameter kinds that hold a number, and their bytes
+POINTERS = ("operand", "result", "scratch", "counters")
+
+
+def bad(where: str, what: str) -> FrtcError:
+    return FrtcError("plan.invalid", f"{where}: {what}", hint="the Plan is damaged or forged: compile it again")
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Everything that can be checked without the bytes of weights and cubins."""
+    program = manifest.program
+    _check_sizes(program)
+    _check_names(manifest)
+    _check_weights(program)
+    rounds = rounds_of(program)
+    _check_kernels(manifest)
+    for stage in program.stages:
+        calls = _Calls(program, stage, rounds.get(stage.name, 1))
+        for i, call in enumerate(stage.calls):
+            calls.check(i, call)
+        _check_races(stage, rounds.get(stage.name, 1))
+    if program.policy:
+        Policy.from_json(program.policy)
+
+
+def _check_sizes(program: Program) -> None:
+    for name in ("weights_nbytes", "arena_nbytes", "state_nbytes"):
+        if not 0 <= getattr(program, name) <= NBYTES_MOST:
+            raise bad(f"program.{name}", f"{getattr(program, name)} bytes")
+    if not 0 < program.target.sm < 1000 or not 0 <= program.target.min_driver < 100_000:
+        raise bad("program.target", f"sm {program.target.sm}, driver {program.target.min_driver}")
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Names are unique, and none can be taken for another kind of tensor."""
+    program = manifest.program
+    slots, stages = [*program.inputs, *program.outputs], program.stages
+    for kind, records in (("weight", program.weights), ("slot", slots), ("stage", stages), ("file", manifest.files)):
+        names = [r.name for r in records]
+        if len(set(names)) != len(names) or "" in names:
+            raise bad(f"{kind} names", f"empty or twice among {len(names)}")
+    for file in manifest.files:
+        if file.name.startswith(("w:", "__")) or not 0 <= file.nbytes <= NBYTES_MOST:
+            raise bad(f"file {file.name!r}", f"a name of another kind, or {file.nbytes} bytes")
+    for slot in slots:
+        _check_type(f"slot {slot.name}", slot.dtype, slot.shape)
+
+
+def _check_type(where: str, dtype: str, shape: Sequence[int]) -> None:
+    if dtype not in DTYPES:
+        raise bad(where, f"unknown element type {dtype!r}")
+    size = DTYPES[dtype].itemsize
+    for extent in shape:
+        size *= max(extent, 1)
+        if extent < 0 or size > NBYTES_MOST:
+            raise bad(where, f"shape {list(shape)}")
+    if len(shape) > RANK_MOST:
+        raise bad(where, f"{len(shape)} axes")
+
+
+def _check_weights(program: Program) -> None:
+    at = 0
+    for i, weight in enumerate(program.weights):
+        _check_type(f"weight {weight.name}", weight.dtype, weight.shape)
+        if weight.offset % ALIGN or weight.offset < at or (i == 0 and weight.offset):
+            raise bad(f"weight {weight.name}", f"starts at byte {weight.offset}, the one before it ends at {at}")
+        at = weight.offset + weight.nbytes
+    if at > program.weights_nbytes or (not program.weights and program.weights_nbytes):
+        raise bad("program.weights_nbytes", f"{program.weights_nbytes} bytes, the weights end at {at}")
+
+
+def rounds_of(program: Program) -> dict[str, int]:
+    """The most rounds of any repeat directly around each stage. The schedule ends, and names stages that exist."""
+    launches = {stage.name: 1 + sum(len(call.launches) for call in stage.calls) for stage in program.stages}
+    rounds: dict[str, int] = {}
+
+    def total(steps: tuple[Run | Repeat, ...], around: int, depth: int) -> int:
+        count = 0
+        for step in steps:
+            if isinstance(step, Run):
+                if step.stage not in launches:
+                    raise bad("schedule", f"runs {step.stage!r}, which is no stage")
+                rounds[step.stage] = max(rounds.get(step.stage, 1), around)
+                count += launches[step.stage]
+            elif step.count < 1 or depth == DEPTH_MOST:
+                raise bad("schedule", f"repeats {step.count} times, {depth} deep")
+            else:
+                count += step.count * max(1, total(step.body, step.count, depth + 1))
+        return count
+
+    count = total(program.schedule, 1, 0)
+    if not 0 < count <= LAUNCHES_MOST:
+        raise bad("schedule", f"{count} launches")
+    return rounds
+
+
+def _check_kernels(manifest: Manifest) -> None:
+    files = {file.name for file in manifest.files}
+    for i, entry in enumerate(manifest.program.kernels):
+        if entry.cubin not in files:
+            raise bad(f"kernels[{i}]", f"its cubin {entry.cubin!r} is not in the file")
+        if not entry.symbol or not entry.symbol.isascii() or "\0" in entry.symbol:
+            raise bad(f"kernels[{i}]", f"symbol {entry.symbol!r}")
+        if not 0 <= entry.smem <= SMEM_MOST:
+            raise bad(f"kernels[{i}]", f"{entry.smem} bytes of shared memory")
+
+
+class _Calls:
+    """Checks the calls of one stage. `rounds`: how often tables may step."""
+
+    def __init__(self, program: Program, stage: Stage, rounds: int) -> None:
+        self.program, self.stage, self.rounds = program, stage, rounds
+        self.sizes = {WEIGHTS: program.weights_nbytes, ARENA: program.arena_nbytes, STATE: program.state_nbytes}
+        self.slots: dict[str, Slot] = {slot.name: slot for slot in (*program.inputs, *program.outputs)}
+
+    def check(self, i: int, call: Call) -> None:
+        where = f"stage {self.stage.name}, call {i} ({call.op})"
+        if any(b <= a for a, b in pairwise(call.after)):
+            raise bad(where, f"waits for {list(call.after)}, which is not in order")
+        if call.after and not (call.after[0] >= 0 and call.after[-1] < i):
+            raise bad(where, f"waits for call {call.after[-1]}, which does not come before it")
+        for kind, refs in (("operand", call.operands), ("result", call.results)):
+            for k, ref in enumerate(refs):
+                if ref is not None:
+                    self._check_ref(f"{where}, {kind} {k}", ref)
+        if any(ref.space == WEIGHTS for ref in call.results):
+            raise bad(where, "writes to the weights")
+        for name, space in (("scratch", ARENA), ("counters", STATE)):
+            start, nbytes = getattr(call, name)
+            if start < 0 or nbytes < 0 or start + nbytes > self.sizes[space]:
+                raise bad(where, f"{name} of {nbytes} bytes at {start}, the {space} has {self.sizes[space]}")
+        _check_op(where, call)
+        if not call.launches or not call.results:
+            raise bad(where, "launches or computes nothing")
+        for launch in call.launches:
+            self._check_launch(where, call, launch)
+
+    def _check_ref(self, where: str, ref: Ref) -> None:
+        named = ref.slot in self.slots if ref.space == SLOT else not ref.slot
+        if ref.space not in SPACES or not named:
+            raise bad(where, f"space {ref.space!r}, slot {ref.slot!r}")
+        _check_type(where, ref.dtype, ref.shape)
+        size = DTYPES[ref.dtype].itemsize
+        if len(ref.strides) != len(ref.shape) or any(s < 0 for s in ref.strides):
+            raise bad(where, f"strides {list(ref.strides)} for shape {list(ref.shape)}")
+        if ref.offset < 0 or ref.step < 0 or ref.offset % size or ref.step % size:
+            raise bad(where, f"offset {ref.offset} and step {ref.step} for elements of {size} bytes")
+        _, start, end = extent(ref, self.rounds)
+        room = self.slots[ref.slot].nbytes if ref.space == SLOT else self.sizes[ref.space]
+        if end > room:
+            raise bad(where, f"bytes {start} to {end} of {ref.slot or ref.space}, which has {room}")
+
+    def _check_launch(self, where: str, call: Call, launch: Launch) -> None:
+        if not 0 <= launch.kernel < len(self.program.kernels):
+            raise bad(where, f"kernel {launch.kernel} of {len(self.program.kernels)}")
+        if any(not 1 <= n <= most for n, most in zip(launch.grid, GRID_MOST, strict=True)):
+            raise bad(where, f"grid {list(launch.grid)}")
+        if not 1 <= launch.block <= BLOCK_MOST:
+            raise bad(where, f"block of {launch.block} threads")
+        if not 0 <= launch.smem <= self.program.kernels[launch.kernel].smem:
+            raise bad(where, f"{launch.smem} bytes of shared memory")
+        for kind, value in launch.params:
+            if kind not in NUMBERS and kind not in POINTERS:
+                raise bad(where, f"parameter of unknown kind {kind!r}")
+            if not _fits(kind, value, call):
+                raise bad(where, f"{kind} parameter {value}")
+
+
+def _fits(kind: str, value: int | float, call: Call) -> bool:
+    if kind == "f32":
+        return True
+    if type(value) is not int:
+        return False
+    if kind in NUMBERS:
+        most = 1 << (8 * NUMBERS[kind] - 1)
+        return -most <= value < most
+    if kind in ("operand", "result"):
+        return 0 <= value < len(call.operands if kind == "operand" else call.results)
+    return 0 <= value < max(1, (call.scratch if kind == "scratch" else call.counters)[1])
+
+
+def _check_op(where: str, call: Call) -> None:
+    """The op has a reference that takes these operands and attributes."""
+    if call.op not in REFERENCES:
+        raise bad(where, "no such op")
+    try:
+        signature = _signature(call.op)
+        if signature:
+            signature.bind(*call.operands, **call.attrs)
+    except TypeError as fault:
+        raise bad(where, f"{len(call.operands)} operands, attributes {', '.join(call.attrs)}: {fault}") from None
+
+
+@cache
+def _signature(op: str) -> inspect.Signature | None:
+    try:
+        return inspect.signature(REFERENCES[op])
+    except ValueError:  # some functions of NumPy have none
+        return None
+
+
+# ---- races -----------------------------------------------------------------------------------------------------------
+
+Span = tuple[str, int, int]  # space (a slot's name after it), first byte, byte behind the last
+
+
+def extent(ref: Ref, rounds: int) -> Span:
+    """The bytes that a value occupies in any round, gaps included."""
+    reach = sum((n - 1) * stride for n, stride in zip(ref.shape, ref.strides, strict=True))
+    nbytes = 0 if 0 in ref.shape else (reach + 1) * DTYPES[ref.dtype].itemsize
+    return f"{ref.space}{ref.slot}", ref.offset, ref.offset + nbytes + ref.step * (rounds - 1)
+
+
+def _check_races(stage: Stage, rounds: int) -> None:
+    """Calls that touch the same bytes, one of them writing, are ordered by a path of `after`.
+
+    The bytes are cut into segments at every first and last byte. It is enough that each call comes after the last
+    writer of its segments, and a writer after the readers since: everything earlier is ordered before those.
+    """
+    reads = [[extent(r, rounds) for r in c.operands if r is not None and r.space != WEIGHTS] for c in stage.calls]
+    writes = [[*(extent(r, rounds) for r in c.results), *_workspace(c)] for c in stage.calls]
+    segments = _Segments(reads + writes)
+    before: list[int] = []  # bit set of the calls that precede each call
+    for i, call in enumerate(stage.calls):
+        known = 0
+        for j in call.after:
+            known |= before[j] | 1 << j
+        before.append(known)
+        wants = segments.touch(reads[i], i, writes=False) | segments.touch(writes[i], i, writes=True)
+        if loose := wants & ~known & ~(1 << i):
+            other = loose.bit_length() - 1
+            what = f"calls {other} ({stage.calls[other].op}) and {i} ({call.op}) may run at once but share bytes"
+            raise bad(f"stage {stage.name}", what)
+
+
+def _workspace(call: Call) -> Iterator[Span]:
+    for space, (start, nbytes) in ((ARENA, call.scratch), (STATE, call.counters)):
+        if nbytes:
+            yield space, start, start + nbytes
+
+
+class _Segments:
+    """Bytes that are always touched together. Of each segment: bit sets of the last writer and of the readers since."""
+
+    def __init__(self, spans: Sequence[Sequence[Span]]) -> None:
+        cuts: dict[str, set[int]] = {}
+        for space, start, end in (span for group in spans for span in group):
+            cuts.setdefault(space, set()).update((start, end))
+        self.index = {space: {at: i for i, at in enumerate(sorted(points))} for space, points in cuts.items()}
+        self.writer = {space: [0] * len(points) for space, points in cuts.items()}
+        self.readers = {space: [0] * len(points) for space, points in cuts.items()}
+
+    def touch(self, spans: Sequence[Span], call: int, writes: bool) -> int:
+        """Bit set of the calls that must come before `call` touches these bytes."""
+        wants = 0
+        for space, start, end in spans:
+            writer, readers = self.writer[space], self.readers[space]
+            for i in range(self.index[space][start], self.index[space][end]):
+                wants |= writer[i]
+                if writes:
+                    wants |= readers[i]
+                    writer[i], readers[i] = 1 << call, 0
+                else:
+                    readers[i] |= 1 << call
+        return wants
+
+
+# ---- cubins ----------------------------------------------------------------------------------------------------------
+
+
+def check_cubins(program: Program, cubins: Mapping[str, bytes]) -> None:
+    """Each kernel is in its cubin, which was built for the target, and its parameters are those that launches give."""
+    found = {name: _read_cubin(program, name, image) for name, image in cubins.items()}
+    sizes = []
+    for i, entry in enumerate(program.kernels):
+        if entry.symbol not in found[entry.cubin]:
+            raise bad(f"kernels[{i}]", f"{entry.cubin} has no kernel {entry.symbol!r}")
+        sizes.append(_parameters(entry.cubin, cubins[entry.cubin], entry.symbol))
+    for stage in program.stages:
+        for k, call in enumerate(stage.calls):
+            for launch in call.launches:
+                where = f"stage {stage.name}, call {k} ({call.op})"
+                given = tuple(NUMBERS.get(kind, 8) for kind, _ in launch.params)
+                if given != sizes[launch.kernel]:
+                    raise bad(where, f"parameters of {given} bytes, the kernel takes {sizes[launch.kernel]}")
+                entry = program.kernels[launch.kernel]
+                if found[entry.cubin][entry.symbol] * launch.block > REGISTERS_MOST:
+                    raise bad(where, f"{launch.block} threads need more registers than there are")
+
+
+def _read_cubin(program: Program, name: str, image: bytes) -> dict[str, int]:
+    """Registers of each kernel by its symbol."""
+    try:
+        sm, resources = sm_of(image), resources_of(image)
+    except MALFORMED as fault:
+        raise bad(name, f"is no cubin: {fault}") from None
+    if sm != program.target.sm:
+        raise bad(name, f"is built for sm_{sm}, the Plan for sm_{program.target.sm}")
+    return {symbol: r.registers for symbol, r in resources.items()}
+
+
+def _parameters(name: str, image: bytes, symbol: str) -> tuple[int, ...]:
+    try:
+        return parameters_of(image, symbol)
+    except MALFORMED as fault:
+        raise bad(name, f"is no cubin: {fault}") from None
+
+
+MALFORMED = (ValueError, KeyError, IndexError, struct.error)
