@@ -11,8 +11,8 @@
 //   grid      (row tiles of BM = 16 WM, splits, B * HKV)     block  32 WM WN
 //   warps     WM groups of 16 rows times WN groups of BN / WN keys; the WN partial sums are added once, at the end
 //   smem      q tile, STAGES tiles of k and of v; at the end [WN, BM, DV] sums in fp32 in the same bytes
-//   kSplit    each of gridDim.y splits takes a run of key tiles and writes fp32 sums, maximum and weight to scratch. The
-//             split of a row tile that arrives last adds them all, in their order: the same input gives the same bits.
+//   kSplit    each of gridDim.y splits takes a run of key tiles and writes fp32 sums, maximum and weight to scratch;
+//             the one that arrives last at a row tile adds all of them, in their order: equal inputs, equal bits.
 //             `arrived` holds one counter for each row tile of each key head: zero before, zero after.
 //   rounding  scores, softmax and sums in fp32; probabilities are rounded to T for the second product; out once
 //   moves     q and out once, k and v once for each row tile (from L2): 2 HQ SQ SK (D + DV) FLOP on tensor cores
@@ -63,9 +63,9 @@ struct KeyTiles {
     int length, resume, end;
     int head, tail, count;  // the list: tiles 0..head-1, then from `tail` on
 
-    __device__ __forceinline__ KeyTiles(const int* valid, int resume_at, int end_) {
+    __device__ __forceinline__ KeyTiles(int valid, int resume_at, int end_) {
         end = max(end_, 0);
-        length = valid ? min(max(*valid, 0) + (FRTC_SABOTAGE == 1), end) : end;
+        length = min(max(valid, 0) + (FRTC_SABOTAGE == 1), end);
         resume = resume_at >= 0 ? resume_at : end;
         const int all = (end + BN - 1) / BN;
         head = (length + BN - 1) / BN;
@@ -186,7 +186,8 @@ __device__ __forceinline__ void add_values(float (&o)[Tile::O_TILES][4], const f
     for (int step = 0; step < Tile::N_TILES / 2; ++step) {
         const float(&lo)[4] = p[2 * step];
         const float(&hi)[4] = p[2 * step + 1];
-        const u32 a[4] = {pack2<T>(lo[0], lo[1]), pack2<T>(lo[2], lo[3]), pack2<T>(hi[0], hi[1]), pack2<T>(hi[2], hi[3])};
+        const u32 a[4] = {pack2<T>(lo[0], lo[1]), pack2<T>(lo[2], lo[3]),  //
+                          pack2<T>(hi[0], hi[1]), pack2<T>(hi[2], hi[3])};
 #pragma unroll
         for (int pair = 0; pair < (Tile::O_TILES + 1) / 2; ++pair) {
             u32 b[4];
@@ -219,7 +220,7 @@ __device__ __forceinline__ void stage_sums(float* sums, float2* stats, const flo
 }
 
 // What each of `count` partial sums of one row counts in their total: shares[i * BM], from (maximum, weight) at
-// stats[i * step]. Returns the total's (maximum, weight); kMean: the shares are divided by that weight, zero if it is zero.
+// stats[i * step]. Returns the total's (maximum, weight). kMean: the shares are divided by that weight, or all zero.
 template <int BM, bool kMean>
 __device__ __forceinline__ float2 find_shares(float* shares, const float2* stats, i64 step, int count) {
     float top = kNoKey, weight = 0.0f;
@@ -354,7 +355,8 @@ __device__ __forceinline__ void finish(unsigned char* smem, const float (&o)[Til
     float2* const stats = reinterpret_cast<float2*>(sums + WN * BM * Tile::O_PITCH);
     float* const shares = reinterpret_cast<float*>(stats + WN * BM);
     const int rows = at.rows - at.row0, row = threadIdx.x, splits = gridDim.y;
-    const i64 part0 = static_cast<i64>(blockIdx.z) * at.rows + at.row0, part_step = static_cast<i64>(gridDim.z) * at.rows;
+    const i64 part_step = static_cast<i64>(gridDim.z) * at.rows;  // rows of one split
+    const i64 part0 = static_cast<i64>(blockIdx.z) * at.rows + at.row0;
     const i64 part = blockIdx.y * part_step + part0;
     const auto to_out = [&](int r, int col, const float(&total)[8]) {
         const int m = at.row0 + r;
@@ -399,6 +401,7 @@ smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __rest
     extern __shared__ __align__(16) unsigned char smem[];
     T* const q_tile = reinterpret_cast<T*>(smem);
     const BlockPlace<Tile> at{heads_kv, group, group * sq};
+    const int valid = length ? *length : sk;  // first of all: no key can be asked for before it is known
 
     load_rows<Tile::BM, D, Tile::K_PITCH, Tile::THREADS>(q_tile, q + at.batch * q_batch, [&](int row) -> i64 {
         const int m = at.row0 + row;
@@ -410,7 +413,7 @@ smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __rest
     // Past the last key that the tile's last query sees nothing is read.
     const int shift = sk - sq + (FRTC_SABOTAGE == 1);
     const int last_query = at.query(min(at.row0 + Tile::BM, at.rows) - 1);
-    const KeyTiles<BN> keys(length, resume, causal ? min(sk, last_query + shift + 1) : sk);
+    const KeyTiles<BN> keys(valid, resume, causal ? min(sk, last_query + shift + 1) : sk);
     const int full_end = causal ? at.query(at.row0) + shift + 1 : sk;
     RowView view;
     view.mask_step = mask_key;
