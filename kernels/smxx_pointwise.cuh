@@ -30,6 +30,9 @@ __device__ __forceinline__ void fetch(R (&out)[VEC], const T* p) {
 #pragma unroll
         for (int j = 0; j < VEC; ++j) out[j] = as_register<R>(p[j * STEP]);
     }
+#ifdef FRTC_SABOTAGE_LAST_ELEMENT
+    out[VEC - 1] = R(0);
+#endif
 }
 
 template <int STEP, int VEC, typename R, typename T>

@@ -25,6 +25,9 @@ __global__ void __launch_bounds__(WARPS * 32)
     reduce(const X* x, Y* y, int rows, int n, int x_row, int x_step, int y_row) {
     const long long row = static_cast<long long>(blockIdx.x) * WARPS + threadIdx.x / 32;
     if (row >= rows) return;
+#ifdef FRTC_SABOTAGE_LAST_ELEMENT
+    n -= 1;
+#endif
     const X* from = x + row * x_row;
     A total = OP == Reduce::max || OP == Reduce::min ? as_register<A>(from[0]) : A(0);
     for (long long j = threadIdx.x % 32; j < n; j += 32) total = combine<OP>(total, as_register<A>(from[j * x_step]));
@@ -39,6 +42,9 @@ __global__ void __launch_bounds__(WARPS * 32)
     cumsum(const X* x, Y* y, int rows, int n, int x_row, int x_step, int y_row, int y_step) {
     const long long row = static_cast<long long>(blockIdx.x) * WARPS + threadIdx.x / 32;
     if (row >= rows) return;
+#ifdef FRTC_SABOTAGE_LAST_ELEMENT
+    n -= 1;
+#endif
     const int lane = threadIdx.x % 32;
     A before = A(0);
     for (int start = 0; start < n; start += 32) {
@@ -58,6 +64,11 @@ __global__ void __launch_bounds__(WARPS * 32)
 template <int N, int LANES, int ROWS, int VEC, typename X, typename Y>
 __global__ void __launch_bounds__(LANES * ROWS) softmax(const X* x, Y* y, int rows, int x_step, int y_step) {
     constexpr int ITEMS = ceil_div(N, LANES * VEC);
+#ifdef FRTC_SABOTAGE_LAST_ELEMENT
+    constexpr int COUNT = N - 1;
+#else
+    constexpr int COUNT = N;
+#endif
     static_assert(ROWS == 1 || LANES <= 32, "rows share a block only where a warp holds them");
     __shared__ float partial[2][LANES > 32 ? LANES / 32 : 1];
     const int lane = threadIdx.x % LANES;
@@ -81,7 +92,7 @@ __global__ void __launch_bounds__(LANES * ROWS) softmax(const X* x, Y* y, int ro
     for (int i = 0; i < ITEMS; ++i)
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
-            v[i][j] = (i * LANES + lane) * VEC + j < N ? expf(v[i][j] - largest) : 0.0f;
+            v[i][j] = (i * LANES + lane) * VEC + j < COUNT ? expf(v[i][j] - largest) : 0.0f;
             sum += v[i][j];
         }
     const float scale = 1.0f / row_sum<LANES>(sum, partial[1]);

@@ -17,7 +17,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The device, once every case of the session is compiled. Tests skip where there is none."""
     from frtc.codegen.nvrtc import compile_all
     from tests.kernels.device import Gpu
-    from tests.kernels.harness import TARGET
+    from tests.kernels.harness import TARGET, Case
 
     try:
         device = Gpu()
@@ -25,8 +25,10 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
         pytest.skip(f"no CUDA device: {fault}")
     if device.sm != TARGET.sm:
         pytest.skip(f"{device.name} is sm_{device.sm}, target {TARGET.name} is sm_{TARGET.sm}")
-    cases = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]
-    compile_all([job for case in cases if case is not None for job in case.jobs()])
+    parameters = [
+        v for item in request.session.items if hasattr(item, "callspec") for v in item.callspec.params.values()
+    ]
+    compile_all([job for value in parameters if isinstance(value, Case) for job in value.jobs()])
     request.config.stash[DEVICE] = f"{device.name}, driver {device.driver}"
     yield device
 

@@ -119,8 +119,16 @@ def fresh(operand: Operand, generator: np.random.Generator) -> Array:
 def operands_of(case: Case) -> list[Array | None]:
     generator = np.random.default_rng([zlib.crc32(str(case).encode()), int(os.environ.get("FRTC_SEED", "0"))])
     if case.inputs:
-        return case.inputs(case.site, generator)
-    return [None if o is None else fresh(o, generator) for o in case.site.operands]
+        values = case.inputs(case.site, generator)
+    else:
+        values = [None if o is None else fresh(o, generator) for o in case.site.operands]
+    return [v if o is None or v is None else shared(o, v) for o, v in zip(case.site.operands, values, strict=True)]
+
+
+def shared(operand: Operand, values: Array) -> Array:
+    """The values with one of them along each axis that the view repeats (stride 0)."""
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in operand.strides)
+    return np.broadcast_to(values[once], operand.shape)
 
 
 def expected(case: Case, operands: Sequence[Array | None]) -> list[Array]:

@@ -1,0 +1,77 @@
+"""The norm kernel: what it refuses, how rows meet threads, and on a GPU its results and times at every site."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from frtc.kernels import smxx_norm
+from frtc.kernels.catalog import CATALOG
+from frtc.kernels.spec import Operand, Site
+from tests.kernels.device import Gpu
+from tests.kernels.harness import TARGET, Case, check, check_fails, chosen, every_config, sabotaged
+from tests.kernels.sites_rows import EPS, awkward_sites, inputs, layer_norm, real_sites, residual_norm, rms_norm
+
+OPS = {kernel.op for kernel in smxx_norm.KERNELS}
+REAL = [case for site in real_sites() if site.op in OPS for case in every_config(site, inputs=inputs)]
+AWKWARD = [chosen(site, inputs=inputs) for site in awkward_sites() if site.op in OPS]
+IN_PLACE = [
+    replace(chosen(residual_norm(50, 1024, "ada", gate="f32")), in_place=((0, 0),)),
+    replace(chosen(residual_norm(50, 1001, "rms")), in_place=((0, 1),)),
+    replace(chosen(rms_norm(50, 2048)), in_place=((0, 0),)),
+]
+SABOTAGED = [
+    sabotaged(chosen(site), "FRTC_SABOTAGE_LAST_GROUP")
+    for site in (rms_norm(9, 72), layer_norm(50, 1152, "f32"), residual_norm(9, 72, "ada", gate="f32"))
+]
+
+
+def test_one_group_a_thread_comes_first() -> None:
+    lanes = [config["LANES"] for config in smxx_norm.configs(rms_norm(968, 2048), TARGET)]
+    assert lanes == [256, 128, 96, 64]
+
+
+def test_short_rows_share_a_block() -> None:
+    assert smxx_norm.configs(rms_norm(9, 72), TARGET) == [{"LANES": 16, "ROWS": 8}]
+    (stage,) = smxx_norm.stages(rms_norm(9, 72), {"LANES": 16, "ROWS": 8}, TARGET)
+    assert (stage.grid, stage.block) == ((2, 1, 1), 128)
+
+
+def test_operands_by_role() -> None:
+    (stage,) = smxx_norm.stages(residual_norm(50, 1024, "ada", gate="f32"), {"LANES": 128, "ROWS": 1}, TARGET)
+    kinds = "frtc::Norm::ada, 1024, 128, 1, 8, __nv_bfloat16, __nv_bfloat16, float, float, float, __nv_bfloat16, float"
+    assert stage.entry == f"frtc::norm<{kinds}>"
+    assert [(p.kind, p.value) for p in stage.params[:8]] == [
+        *(("operand", i) for i in range(5)), ("result", 0), ("result", 1), ("i32", 50),
+    ]  # fmt: skip
+    assert [p.value for p in stage.params[8:]] == [1024, 1024, 0, 0, 0, 1024, 1024, EPS, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("site", "reason"),
+    [
+        (rms_norm(5, 64, "i32"), "element type i32 is none of bf16, f16, f32"),
+        (rms_norm(5, 64, w="e4m3"), "element type e4m3 is none of bf16, f16, f32"),
+        (Site("rms_norm", (Operand("f32", (4, 8), (1, 4)), None), (Operand.packed("f32", 4, 8),), {"eps": EPS}),
+         "an operand's last axis is strided or broadcast"),
+        (Site("rms_norm", (Operand("f32", (4, 3, 8), (100, 8, 1)), None), (Operand.packed("f32", 4, 3, 8),),
+              {"eps": EPS}), "leading axes do not step as one through all operands"),
+        (rms_norm(2, 40000), "rows of 40000 elements do not fit the registers of 1024 threads"),
+    ],
+)  # fmt: skip
+def test_refusals(site: Site, reason: str) -> None:
+    assert smxx_norm.refuse(site, TARGET) == reason
+    assert not CATALOG.implements(site, TARGET)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [*REAL, *AWKWARD, *IN_PLACE], ids=str)
+def test_norm(gpu: Gpu, case: Case) -> None:
+    check(gpu, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SABOTAGED, ids=str)
+def test_norm_sabotaged(gpu: Gpu, case: Case) -> None:
+    check_fails(gpu, case)
