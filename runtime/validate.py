@@ -67,8 +67,8 @@ def _check_names(manifest: Manifest) -> None:
     slots, stages = [*program.inputs, *program.outputs], program.stages
     for kind, records in (("weight", program.weights), ("slot", slots), ("stage", stages), ("file", manifest.files)):
         names = [r.name for r in records]
-        if len(set(names)) != len(names) or "" in names:
-            raise bad(f"{kind} names", f"empty or twice among {len(names)}")
+        if len(set(names)) != len(names) or not all(name and name.isprintable() for name in names):
+            raise bad(f"{kind} names", f"twice, empty or unprintable among {len(names)}")
     for file in manifest.files:
         if file.name.startswith(("w:", "__")) or not 0 <= file.nbytes <= NBYTES_MOST:
             raise bad(f"file {file.name!r}", f"a name of another kind, or {file.nbytes} bytes")

@@ -1,0 +1,276 @@
+"""A Plan on a GPU: its weights, memory, kernels and graphs, on the primary context and the caller's stream if given.
+
+    with Session(plan) as session:
+        session.warm()                              # from now on nothing is allocated, loaded or built
+        session.set("noise", noise)
+        session.run()                               # copy in, one graph, copy out, wait
+        actions = session.get("actions")
+
+Slots live in one device block beside a pinned mirror on the host, so that a run copies once in and once out; a slot
+that is bound to the caller's device memory is read and written there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from frtc.errors import FrtcError, UsageError
+from frtc.kernels.dtypes import DTYPES
+from frtc.runtime.device_array import DeviceArray
+from frtc.runtime.driver import Driver, host_bytes
+from frtc.runtime.executor import Array, Executor
+from frtc.runtime.graph import Graph
+from frtc.runtime.plan import ARENA, SLOT, STATE, WEIGHTS, Slot, unrolled
+from frtc.runtime.plan_file import Plan, aligned
+from frtc.runtime.timing import took_us
+from frtc.runtime.upload import upload
+
+POINTER_ALIGN = 16  # bytes; kernels load vectors
+NON_BLOCKING = 1  # a stream that does not wait for the legacy default stream
+WHOLE, TIMED = "", "\0timed"  # keys beside the stages' names: the whole inference, and the same with events
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on the device. planned: the sum of the parts; used: what has gone since the context was there."""
+
+    weights: int
+    arena: int
+    state: int
+    slots: int
+    planned: int
+    used: int
+
+
+class Session(Executor):
+    """`stream`: a handle, or an object with `cuda_stream` (torch) or `__cuda_stream__`."""
+
+    def __init__(self, plan: Plan, device: int = 0, stream: Any = None, driver: Driver | None = None) -> None:
+        super().__init__(plan.program)
+        self.driver = driver or Driver(device)
+        self.ordinal, self.closed = device, False
+        self.stream: Any = 0
+        self.graphs: dict[str, Graph] = {}
+        self.events: list[Any] = []
+        self.bound: dict[str, DeviceArray] = {}
+        self._undo: list[Callable[[], object]] = []
+        try:
+            self.driver.require(plan.program.target, plan.path)
+            with self.driver.current(), ThreadPoolExecutor(1) as pool:
+                check = None if plan.verified else pool.submit(plan.verify)
+                self._load(plan, stream)
+                if check:
+                    check.result()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- running ----
+
+    def warm(self, runs: int = 3, stages: bool = False) -> None:
+        """Build the graph (`stages`: those of single stages too) and run it on what the inputs hold.
+
+        Outputs are overwritten, states are zero afterwards.
+        """
+        with self.driver.current():
+            for name in (WHOLE, *(self.rounds if stages else ())):
+                for _ in range(runs):
+                    self._graph(name).launch(self.stream)
+        self.reset()
+
+    def run(self) -> None:
+        with self.driver.current():
+            self._round_trip(self._graph(WHOLE))
+
+    def run_stage(self, name: str, round: int = 0) -> None:
+        self._check_stage(name, round)
+        with self.driver.current():
+            self._graph(name).set_round(round)
+            self._round_trip(self._graph(name))
+
+    def replay(self) -> None:
+        """Launch the inference on the stream, without copies and without waiting."""
+        with self.driver.current():
+            self._graph(WHOLE).launch(self.stream)
+
+    def synchronize(self) -> None:
+        with self.driver.current():
+            self.driver.call("cuStreamSynchronize", self.stream)
+
+    def reset(self) -> None:
+        with self.driver.current():
+            nbytes = max(self.program.state_nbytes, 1)
+            self.driver.call("cuMemsetD8Async", self.addresses[STATE], 0, nbytes, self.stream)
+            self.driver.call("cuStreamSynchronize", self.stream)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        with suppress(FrtcError), self.driver.current():
+            with suppress(FrtcError):
+                self.driver.call("cuStreamSynchronize", self.stream)
+            while self._undo:
+                with suppress(FrtcError):  # after a fault in a kernel every call fails: give back what can be
+                    self._undo.pop()()
+        self.graphs.clear()
+        with suppress(FrtcError):
+            self.driver.release()
+
+    # ---- slots ----
+
+    def bind(self, name: str, array: Any) -> None:
+        """Have a slot live in the caller's device memory, until `unbind` or another `bind`."""
+        slot, found = self._slot(name), DeviceArray.of(array)
+        wrong = found.device not in (None, self.ordinal) or found.address % POINTER_ALIGN or not found.address
+        if wrong or (found.dtype, found.shape) != (slot.dtype, slot.shape):
+            about = f"{found.dtype}{list(found.shape)} at {found.address:#x} on GPU {found.device}"
+            what = f"slot {name} is {slot.dtype}{list(slot.shape)} on GPU {self.ordinal}, the array is {about}"
+            raise UsageError("slot.array", what, hint=f"addresses are multiples of {POINTER_ALIGN}")
+        self.bound[name] = found
+        self._move_slot(name, found.address)
+
+    def unbind(self, name: str) -> None:
+        """Have a slot live in the session's own memory again."""
+        self.bound.pop(self._slot(name).name, None)
+        self._move_slot(name, self.slots + self.places[name])
+
+    def _move_slot(self, name: str, address: int) -> None:
+        if self.addresses[SLOT + name] != address:
+            self.addresses[SLOT + name] = address
+            with self.driver.current():
+                for graph in self.graphs.values():
+                    graph.rebind(name)
+
+    def _slot(self, name: str) -> Slot:
+        known = {**self.inputs, **self.outputs}
+        if name not in known:
+            raise UsageError("slot.unknown", f"the Plan has no slot {name!r}", [("known", ", ".join(known))])
+        return known[name]
+
+    def _host(self, slot: Slot) -> Array:
+        if slot.name in self.bound:
+            raise UsageError("slot.bound", f"slot {slot.name} lives in memory of the caller: read or write it there")
+        at = self.places[slot.name]
+        array: Array = self.host[at : at + slot.nbytes].view(DTYPES[slot.dtype].numpy).reshape(slot.shape)
+        return array
+
+    def _round_trip(self, graph: Graph) -> None:
+        self._copy_in()
+        graph.launch(self.stream)
+        self._copy_out()
+        self.driver.call("cuStreamSynchronize", self.stream)
+
+    def _copy_in(self) -> None:
+        if self.inputs.keys() - self.bound.keys():
+            self.driver.call("cuMemcpyHtoDAsync", self.slots, self.pinned, self.split, self.stream)
+
+    def _copy_out(self) -> None:
+        if self.outputs.keys() - self.bound.keys():
+            at, nbytes = self.split, self.host.nbytes - self.split
+            self.driver.call("cuMemcpyDtoHAsync", self.pinned + at, self.slots + at, nbytes, self.stream)
+
+    # ---- timing and memory ----
+
+    def memory(self) -> Memory:
+        program = self.program
+        parts = (program.weights_nbytes, program.arena_nbytes, program.state_nbytes, self.host.nbytes)
+        with self.driver.current():
+            return Memory(*parts, sum(parts), self.free_at_first - self.driver.free_bytes())
+
+    def _sample(self) -> dict[str, float]:
+        total, replay = took_us(self.run), took_us(self._replay_and_wait)
+        return {"total": total, "replay": replay, **self._parts()}
+
+    def _replay_and_wait(self) -> None:
+        self.replay()
+        self.synchronize()
+
+    def _parts(self) -> dict[str, float]:
+        """Microseconds on the device, by a graph with an event before and after each step."""
+        steps = unrolled(self.program.schedule)
+        with self.driver.current():
+            while len(self.events) < len(steps) + 3:
+                self.events.append(self._keep("cuEventCreate", "cuEventDestroy", 0))
+            start, end, *marks = self.events
+            self.driver.call("cuEventRecord", start, self.stream)
+            self._copy_in()
+            self._graph(TIMED).launch(self.stream)
+            self._copy_out()
+            self.driver.call("cuEventRecord", end, self.stream)
+            self.driver.call("cuStreamSynchronize", self.stream)
+            parts = {"input": self._us(start, marks[0])}
+            for (name, _), (before, after) in zip(steps, pairwise(marks), strict=True):
+                parts[name] = parts.get(name, 0.0) + self._us(before, after)
+            return parts | {"output": self._us(marks[-1], end)}
+
+    def _us(self, start: Any, end: Any) -> float:
+        return float(self.driver.call("cuEventElapsedTime", start, end)) * 1e3
+
+    # ---- building ----
+
+    def _load(self, plan: Plan, stream: Any) -> None:
+        program, driver = plan.program, self.driver
+        self.free_at_first = driver.free_bytes()
+        given = stream is not None
+        self.stream = _handle(stream) if given else self._keep("cuStreamCreate", "cuStreamDestroy", NON_BLOCKING)
+        self._place_slots()
+        sizes = {WEIGHTS: program.weights_nbytes, ARENA: program.arena_nbytes, STATE: program.state_nbytes}
+        self.addresses = {space: self._alloc(nbytes) for space, nbytes in sizes.items()}
+        self.slots = self._alloc(self.host.nbytes)
+        self.addresses |= {SLOT + name: self.slots + at for name, at in self.places.items()}
+        upload(driver, plan.weights, self.addresses[WEIGHTS], self.stream)
+        files = plan.files()
+        names = sorted({entry.cubin for entry in program.kernels})
+        modules = {name: self._keep("cuModuleLoadData", "cuModuleUnload", bytes(files[name])) for name in names}
+        self.functions = [driver.function(modules[e.cubin], e.symbol, e.smem) for e in program.kernels]
+        self.reset()
+
+    def _place_slots(self) -> None:
+        """Inputs, then outputs from `split` on; the same places on the host."""
+        self.places: dict[str, int] = {}
+        at = self.split = 0
+        for slots in (self.inputs, self.outputs):
+            self.split = at
+            for slot in slots.values():
+                self.places[slot.name], at = at, aligned(at + slot.nbytes)
+        self.pinned = self.driver.host_alloc(at)
+        self._undo.append(lambda: self.driver.call("cuMemFreeHost", self.pinned))
+        self.host = host_bytes(self.pinned, at)
+        self.host.fill(0)
+
+    def _alloc(self, nbytes: int) -> int:
+        return int(self._keep("cuMemAlloc", "cuMemFree", max(nbytes, 1)))
+
+    def _keep(self, make: str, destroy: str, *arguments: Any) -> Any:
+        """Something of the driver's that `close` gives back."""
+        made = self.driver.call(make, *arguments)
+        self._undo.append(lambda: self.driver.call(destroy, made))
+        return made
+
+    def _graph(self, name: str) -> Graph:
+        """Of the whole inference or of one stage; built when first asked for."""
+        if name not in self.graphs:
+            if self.closed:
+                raise UsageError("session.closed", "the session is closed")
+            steps = unrolled(self.program.schedule) if name in (WHOLE, TIMED) else [(name, 0)]
+            named = [(self.program.stage(stage), round) for stage, round in steps]
+            events = self.events[2:] if name == TIMED else ()
+            graph = Graph(self.driver, self.functions, self.addresses, named, events)
+            self._undo.append(graph.destroy)
+            graph.upload(self.stream)
+            self.graphs[name] = graph
+        return self.graphs[name]
+
+
+def _handle(stream: Any) -> int:
+    if hasattr(stream, "cuda_stream"):
+        return int(stream.cuda_stream)
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    return int(stream)

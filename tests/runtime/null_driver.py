@@ -1,0 +1,180 @@
+"""A CUDA driver that does nothing but record: `Driver(api=NullApi())` needs no GPU.
+
+Structures and enums are those of the bindings. Memory is numbers, apart from pinned memory, which is real.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from typing import Any
+
+from cuda.bindings import driver as cu
+
+OK = cu.CUresult.CUDA_SUCCESS
+
+
+class Graph:
+    """nodes   (handle, after, "kernel" | "event", what)"""
+
+    def __init__(self) -> None:
+        self.nodes: list[tuple[int, list[int], str, Any]] = []
+
+
+class Kernel:
+    """What a kernel node was given, its arguments read through the pointers of the driver's interface."""
+
+    def __init__(self, node: Any, symbol: str, all_sizes: dict[str, tuple[int, ...]]) -> None:
+        self.symbol, sizes = symbol, all_sizes[symbol]
+        self.grid = (node.gridDimX, node.gridDimY, node.gridDimZ)
+        self.block, self.smem = (node.blockDimX, node.blockDimY, node.blockDimZ), node.sharedMemBytes
+        table = (ctypes.c_void_p * len(sizes)).from_address(int(node.kernelParams))
+        kinds = {4: ctypes.c_int32, 8: ctypes.c_uint64}
+        self.arguments = [kinds[size].from_address(at).value for size, at in zip(sizes, table, strict=True)]  # type: ignore[arg-type]
+
+
+class NullApi:
+    """sizes   bytes of each parameter, by kernel symbol
+    fail    name of a function -> the status it answers
+    """
+
+    def __init__(self, sizes: dict[str, tuple[int, ...]], sm: int = 90, integrated: bool = False) -> None:
+        self.sizes, self.sm, self.integrated = sizes, sm, integrated
+        self.calls: Counter[str] = Counter()
+        self.log: list[tuple[Any, ...]] = []
+        self.fail: dict[str, Any] = {}
+        self.live: dict[int, bytearray] = {}  # device memory by address
+        self.functions: dict[int, str] = {}
+        self.pinned: dict[int, Any] = {}
+        self.kernels: dict[int, Kernel] = {}  # by node, as last set
+        self.contexts = 0
+        self.next = 0x10_0000_0000
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            return getattr(cu, name)
+        do = getattr(self, f"do_{name}", None)
+
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            self.calls[name] += 1
+            self.log.append((name, *arguments))
+            if name in self.fail:
+                return (self.fail[name],)
+            if do is None:
+                return (OK,)
+            value = do(*arguments)
+            return (OK,) if value is None else (OK, *value) if isinstance(value, tuple) else (OK, value)
+
+        return call
+
+    def fresh(self, nbytes: int = 1) -> int:
+        at = self.next
+        self.next += -(-max(nbytes, 1) // 512) * 512
+        return at
+
+    # ---- what has an answer ----
+
+    def do_cuDeviceGetCount(self) -> int:
+        return 1
+
+    def do_cuDeviceGet(self, ordinal: int) -> int:
+        return ordinal
+
+    def do_cuDevicePrimaryCtxRetain(self, device: int) -> int:
+        self.contexts += 1
+        return 77
+
+    def do_cuDevicePrimaryCtxRelease(self, device: int) -> None:
+        self.contexts -= 1
+
+    def do_cuCtxPopCurrent(self) -> int:
+        return 77
+
+    def do_cuDeviceGetName(self, length: int, device: int) -> bytes:
+        return b"Null GPU\0\0"
+
+    def do_cuDriverGetVersion(self) -> int:
+        return 13000
+
+    def do_cuDeviceGetAttribute(self, attribute: Any, device: int) -> int:
+        name = attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")
+        known = {"COMPUTE_CAPABILITY_MAJOR": self.sm // 10, "COMPUTE_CAPABILITY_MINOR": self.sm % 10}
+        return {**known, "INTEGRATED": int(self.integrated)}[name]
+
+    def do_cuMemGetInfo(self) -> tuple[int, int]:
+        return (1 << 33) - sum(map(len, self.live.values())), 1 << 33
+
+    def do_cuMemAlloc(self, nbytes: int) -> int:
+        at = self.fresh(nbytes)
+        self.live[at] = bytearray(b"\x55" * nbytes)
+        return at
+
+    def do_cuMemFree(self, at: int) -> None:
+        del self.live[at]
+
+    def device(self, at: int, nbytes: int) -> memoryview:
+        """Bytes of device memory; they lie in one allocation."""
+        start = max(a for a in self.live if a <= at)
+        assert at + nbytes <= start + len(self.live[start]), f"{nbytes} bytes at {at - start} of an allocation"
+        return memoryview(self.live[start])[at - start : at - start + nbytes]
+
+    def do_cuMemcpyHtoDAsync(self, to: int, source: int, nbytes: int, stream: Any) -> None:
+        self.device(to, nbytes)[:] = ctypes.string_at(source, nbytes)
+
+    def do_cuMemcpyDtoHAsync(self, to: int, source: int, nbytes: int, stream: Any) -> None:
+        ctypes.memmove(to, bytes(self.device(source, nbytes)), nbytes)
+
+    def do_cuMemsetD8Async(self, at: int, value: int, nbytes: int, stream: Any) -> None:
+        self.device(at, nbytes)[:] = bytes([value]) * nbytes
+
+    def do_cuMemHostAlloc(self, nbytes: int, flags: int) -> int:
+        memory = (ctypes.c_uint8 * nbytes)()
+        self.pinned[ctypes.addressof(memory)] = memory
+        return ctypes.addressof(memory)
+
+    def do_cuMemFreeHost(self, at: int) -> None:
+        del self.pinned[at]
+
+    def do_cuStreamCreate(self, flags: int) -> int:
+        return self.fresh()
+
+    def do_cuEventCreate(self, flags: int) -> int:
+        return self.fresh()
+
+    def do_cuEventElapsedTime(self, start: int, end: int) -> float:
+        return 0.001
+
+    def do_cuModuleLoadData(self, image: bytes) -> int:
+        assert image[:4] == b"\x7fELF"
+        return self.fresh()
+
+    def do_cuModuleGetFunction(self, module: int, symbol: bytes) -> Any:
+        handle = self.fresh()
+        self.functions[handle] = symbol.decode()
+        return cu.CUfunction(handle)
+
+    def do_cuGraphCreate(self, flags: int) -> Graph:
+        return Graph()
+
+    def do_cuGraphAddKernelNode(self, graph: Graph, after: list[int], count: int, node: Any) -> int:
+        assert len(after) == count and set(after) <= {n[0] for n in graph.nodes}
+        handle = self.fresh()
+        self.kernels[handle] = self.kernel(node)
+        graph.nodes.append((handle, list(after), "kernel", self.kernels[handle]))
+        return handle
+
+    def do_cuGraphAddEventRecordNode(self, graph: Graph, after: list[int], count: int, event: int) -> int:
+        assert len(after) == count
+        handle = self.fresh()
+        graph.nodes.append((handle, list(after), "event", event))
+        return handle
+
+    def do_cuGraphInstantiate(self, graph: Graph, flags: int) -> Graph:
+        return graph
+
+    def do_cuGraphExecKernelNodeSetParams(self, graph: Graph, handle: int, node: Any) -> None:
+        assert handle in {n[0] for n in graph.nodes}
+        self.kernels[handle] = self.kernel(node)
+
+    def kernel(self, node: Any) -> Kernel:
+        return Kernel(node, self.functions[int(node.func)], self.sizes)
