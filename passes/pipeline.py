@@ -5,7 +5,7 @@ After each pass the IR is verified. The runner alone knows of the FRTC_* variabl
 FRTC_CHECK=0..2   0: types are checked as nodes are built; 1 (default): verify after each pass; 2: also run each program
                   before and after, widened and as typed, and compare
 FRTC_DUMP=dir     write 00_import.ir, 01_<pass>.ir, ...
-FRTC_STOP=pass    stop after that pass
+FRTC_STOP=pass    stop after that pass and print the IR
 FRTC_DEBUG=1..4   1: passes and times; 2: rules fired; 4: the IR after each pass (3 and 5 belong to codegen); on stderr
 """
 
@@ -16,10 +16,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from frtc.errors import FrtcError, UsageError
 from frtc.lowering.ir import Module
 from frtc.lowering.text import show_module
 from frtc.lowering.verify import Invalid, verify_module
@@ -41,11 +42,18 @@ class Options:
         env = os.environ
         dump = env.get("FRTC_DUMP")
         return Options(
-            int(env.get("FRTC_CHECK", "1")),
+            _level(env, "FRTC_CHECK", 1, 2),
             Path(dump) if dump else None,
             env.get("FRTC_STOP", ""),
-            int(env.get("FRTC_DEBUG", "0")),
+            _level(env, "FRTC_DEBUG", 0, 5),
         )
+
+
+def _level(env: Mapping[str, str], name: str, default: int, highest: int) -> int:
+    value = env.get(name, str(default))
+    if value not in map(str, range(highest + 1)):
+        raise UsageError("usage.variable", f"{name}={value} is no level from 0 to {highest}")
+    return int(value)
 
 
 @dataclass(slots=True)
@@ -57,12 +65,14 @@ class Report:
 
 
 def run_passes(module: Module, passes: Sequence[Pass], options: Options | None = None) -> tuple[Module, Report]:
-    """Run the passes in order. A pass that fails or breaks the IR leaves a reproducer and raises Invalid with its path."""
+    """Run the passes in order. One that fails or breaks the IR leaves a reproducer and raises Invalid with its path."""
     options = options or Options.from_environment()
-    report = Report()
+    report, names = Report(), [name_of(one) for one in passes]
+    if options.stop and options.stop not in names:
+        raise UsageError("usage.variable", f"FRTC_STOP={options.stop} is no pass", [("passes", ", ".join(names))])
     _dump(module, 0, "import", options)
     for number, one in enumerate(passes, 1):
-        name = name_of(one)
+        name = names[number - 1]
         started, fired = time.perf_counter(), Counter[str]()
         token = FIRED.set(fired)
         try:
@@ -71,6 +81,8 @@ def run_passes(module: Module, passes: Sequence[Pass], options: Options | None =
                 verify_module(after)
             if options.check >= 2:
                 compare(module, after, name)
+        except FrtcError:  # the user's, not ours
+            raise
         except Exception as error:
             raise Invalid(f"pass {name} failed: {error}; reproducer: {_reproducer(module, name)}") from error
         finally:
@@ -81,6 +93,7 @@ def run_passes(module: Module, passes: Sequence[Pass], options: Options | None =
         _log(options, name, report, fired, module)
         _dump(module, number, name, options)
         if options.stop == name:
+            print(show_module(module))
             break
     return module, report
 

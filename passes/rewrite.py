@@ -86,11 +86,14 @@ class _Sweep:
 
     def _settle(self, node: Node) -> Node:
         """Apply rules at this node until none fires."""
-        while (new := self._step(node)) is not None:
+        for _ in range(MAX_SWEEPS):
+            new = self._step(node)
+            if new is None:
+                return node
             self.fired = True
             self.uses[new] = max(self.uses.get(new, 0), self.uses.get(node, 1))
             node = new
-        return node
+        raise Invalid(f"rules do not come to an end at {node.op} : {node.type}")
 
     def _step(self, node: Node) -> Node | None:
         for name, pattern, function, wanted in self.by_op.get(node.op, ()):
