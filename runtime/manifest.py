@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import MISSING, dataclass
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -93,15 +93,14 @@ class _Reader:
         }  # fmt: skip
 
     def manifest(self, data: dict[str, Any]) -> Manifest:
-        _no_others(data, {"plan_id", "schema", "program", "refs", "files", "sha256"})
         parts = {"refs": tuple[Ref, ...], "program": Program, "files": tuple[File, ...], "sha256": tuple[str, ...]}
-        read = {}
-        for name, kind in parts.items():
-            if name not in data:
-                raise _Refused("a field of this name", f"no {name}")
-            read[name] = _inside(name, self.of(kind), data[name])
+        _check_fields(data, {"plan_id", "schema", *parts}, {*parts}, "a program entry")
+        read: dict[str, Any] = {}
+        for name, kind in parts.items():  # refs first: elsewhere a Ref is an index into them
+            read |= _each({name: self.of(kind)}, {name: data[name]})
             if name == "refs":
-                self.refs, self.made[Ref] = read.pop(name), self._ref
+                self.refs, self.made = read.pop(name), {**self.made, Ref: self._ref}
+                self.made[kind] = self._make(kind)
         return Manifest(**read)
 
     def of(self, kind: Any) -> Callable[[Any], Any]:
@@ -115,31 +114,28 @@ class _Reader:
         if get_origin(kind) is tuple:
             return self._tuples(get_args(kind))
         assert get_origin(kind) in (Union, UnionType), f"no reader for {kind}"
-        (inner,) = (k for k in get_args(kind) if k is not NoneType)
-        return lambda value: None if value is None else self.of(inner)(value)
+        inner = self.of(next(k for k in get_args(kind) if k is not NoneType))
+        return lambda value: None if value is None else inner(value)
 
     def _records(self, kind: Any) -> Callable[[Any], Any]:
-        hints = get_type_hints(kind)
+        readers = {name: self.of(hint) for name, hint in get_type_hints(kind).items()}
         needed = {f.name for f in dataclasses.fields(kind) if f.default is MISSING and f.default_factory is MISSING}
 
         def read(value: Any) -> Any:
-            if type(value) is not dict:
-                raise _Refused(f"a record of {kind.__name__}", value)
-            _no_others(value, hints.keys())
-            if missing := sorted(needed - value.keys()):
-                raise _Refused(f"{kind.__name__} with {', '.join(missing)}", value)
-            return kind(**{name: _inside(name, self.of(hints[name]), found) for name, found in value.items()})
+            _check_fields(value, readers.keys(), needed, kind.__name__)
+            return kind(**_each(readers, value))
 
         return read
 
     def _tuples(self, kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
         repeated = kinds[-1] is Ellipsis
+        readers = [self.of(k) for k in kinds if k is not Ellipsis]
+        wants = "a list" if repeated else f"a list of {len(readers)}"
 
         def read(value: Any) -> Any:
-            if type(value) is not list or not (repeated or len(value) == len(kinds)):
-                raise _Refused("a list" if repeated else f"a list of {len(kinds)}", value)
-            readers = [self.of(kinds[0])] * len(value) if repeated else [self.of(kind) for kind in kinds]
-            return tuple(_inside(i, reader, item) for i, (reader, item) in enumerate(zip(readers, value, strict=True)))
+            if type(value) is not list or not (repeated or len(value) == len(readers)):
+                raise _Refused(wants, value)
+            return _all(readers * len(value) if repeated else readers, value)
 
         return read
 
@@ -152,17 +148,33 @@ class _Reader:
         return self.of(Run if type(value) is dict and "stage" in value else Repeat)(value)
 
 
-def _inside(name: str | int, reader: Callable[[Any], Any], value: Any) -> Any:
+def _each(readers: Mapping[str, Callable[[Any], Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    name, read = "", {}
     try:
-        return reader(value)
+        for name, value in values.items():
+            read[name] = readers[name](value)
     except _Refused as fault:
-        fault.path = (f"[{name}]" if isinstance(name, int) else f".{name}") + fault.path
+        fault.path = f".{name}{fault.path}"
         raise
+    return read
 
 
-def _no_others(value: Mapping[str, Any], known: Any) -> None:
-    if unknown := sorted(value.keys() - known):
-        raise _Refused(f"only {', '.join(sorted(known))}", ", ".join(unknown))
+def _all(readers: Sequence[Callable[[Any], Any]], values: list[Any]) -> tuple[Any, ...]:
+    read: list[Any] = []
+    try:
+        for reader, value in zip(readers, values, strict=True):
+            read.append(reader(value))
+    except _Refused as fault:
+        fault.path = f"[{len(read)}]{fault.path}"
+        raise
+    return tuple(read)
+
+
+def _check_fields(value: Any, known: Set[str], needed: Set[str], kind: str) -> None:
+    if type(value) is not dict:
+        raise _Refused(f"a record: {kind}", value)
+    if not needed <= value.keys() <= known:
+        raise _Refused(f"{kind} with {', '.join(sorted(known))}", ", ".join(sorted(value)))
 
 
 def _exactly(kind: type) -> Callable[[Any], Any]:
@@ -182,13 +194,13 @@ def _number(value: Any) -> Any:
 
 
 def _mapping(value: Any) -> Any:
-    return {name: _inside(name, _free, item) for name, item in _exactly(dict)(value).items()}
+    return {name: _free(item) for name, item in _exactly(dict)(value).items()}
 
 
 def _free(value: Any) -> Any:
     """A value of an open mapping: lists become tuples, as the IR has them."""
     if type(value) is list:
-        return tuple(_inside(i, _free, item) for i, item in enumerate(value))
+        return tuple(map(_free, value))
     if type(value) is dict:
         if value.keys() == {"float"} and value["float"] in ("inf", "-inf", "nan"):
             return float(value["float"])
