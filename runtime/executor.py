@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from frtc.runtime.timing import Timing
 from frtc.runtime.validate import rounds_of
 
 Array = np.ndarray[Any, Any]
+Self = TypeVar("Self", bound="Executor")
 
 
 class Executor(ABC):
@@ -78,7 +79,7 @@ class Executor(ABC):
     def _sample(self) -> dict[str, float]:
         """Microseconds of the parts of one inference (timing.py names them)."""
 
-    def __enter__(self) -> Executor:
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(self, *fault: object) -> None:
