@@ -20,7 +20,7 @@ from frtc.kernels.dtypes import is_float
 from frtc.lowering import ops
 from frtc.lowering.ir import Node, Type
 
-MODULES = ["aten_pointwise", "aten_create", "aten_shape", "aten_reduce", "aten_linalg", "aten_lookup"]
+MODULES = ["aten_pointwise", "aten_create", "aten_shape", "aten_reduce", "aten_linalg", "aten_einsum", "aten_lookup"]
 
 Result = Node | tuple[Node, ...]
 Lowering = Callable[..., Result]
@@ -71,7 +71,8 @@ def number(value: Scalar, common: str) -> Node:
 def operands(common: str, *values: Node | Scalar) -> list[Node]:
     """Operands of one pointwise op in their common element type.
 
-    A float scalar that is a tensor is rounded to the common type first, as torch does (`x_bf16 * scalar_f32`).
+    A float scalar that is a tensor is rounded to the common type first, as torch does on a GPU (`x_bf16 * scalar_f32`;
+    on a CPU it does so in sums, but not in products).
     """
     nodes = []
     for value in values:

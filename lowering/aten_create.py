@@ -78,7 +78,7 @@ def empty(c: Call, *_: object, **__: object) -> Node:
 
 
 ATEN: dict[str, Lowering] = {
-    **{f"{name}.default": _filled(0) for name in ("zeros", "new_zeros", "zeros_like")},
+    **{f"{name}.default": _filled(0) for name in ("zeros", "new_zeros", "zeros_like", "zero")},
     **{f"{name}.default": _filled(1) for name in ("ones", "new_ones", "ones_like")},
     **{f"{name}.default": full for name in ("full", "full_like")},
     "new_full.default": new_full,
@@ -88,6 +88,5 @@ ATEN: dict[str, Lowering] = {
     "tril.default": _triangle(keep_below=True),
     "triu.default": _triangle(keep_below=False),
     **{f"fill.{kind}": fill for kind in ("Scalar", "Tensor")},
-    **{f"{name}.default": empty for name in ("empty", "empty_like", "new_empty")},
-    "empty.memory_format": empty,
+    **{name: empty for name in ("empty.memory_format", "empty_like.default", "new_empty.default")},
 }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from frtc.lowering import ops
 from frtc.lowering.aten import Call, Lowering, Scalar, Unsupported, broadcast, number, reshape
 from frtc.lowering.aten_create import ATEN as CREATE
-from frtc.lowering.aten_shape import matrix_transpose
+from frtc.lowering.aten_shape import transpose
 from frtc.lowering.ir import Node
 
 
@@ -57,23 +57,6 @@ def conv2d(
     return node
 
 
-def convolution(
-    c: Call,
-    x: Node,
-    w: Node,
-    b: Node | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Node:
-    if transposed or len(stride) != 2:
-        raise Unsupported(f"{'transposed' if transposed else f'{len(stride)}-D'} convolution")
-    return conv2d(c, x, w, b, stride, padding, dilation, groups)
-
-
 def attention(
     c: Call,
     q: Node,
@@ -114,7 +97,7 @@ def _biased(c: Call, q: Node, k: Node, v: Node, bias: Node, scale: float) -> Nod
     """softmax(scale q k^T + bias) v: an additive mask, written out in float32."""
     groups = q.shape[-3] // k.shape[-3]
     k, v = (_repeated(x, groups) for x in (k, v))
-    scores = ops.matmul(q, matrix_transpose(c, k), dtype="f32")
+    scores = ops.matmul(q, transpose(c, k, -1, -2), dtype="f32")
     scores = ops.add(ops.mul(scores, number(scale, "f32"), dtype="f32"), bias, dtype="f32")
     node: Node = ops.matmul(ops.softmax(scores, dtype="f32"), v, dtype=c.dtype)
     return node
@@ -155,7 +138,6 @@ ATEN: dict[str, Lowering] = {
     **{f"{name}.default": addmm for name in ("addmm", "baddbmm")},
     "conv2d.default": conv2d,
     "conv2d.padding": conv2d,
-    "convolution.default": convolution,
     "scaled_dot_product_attention.default": attention,
     "layer_norm.default": layer_norm,
     "rms_norm.default": rms_norm,

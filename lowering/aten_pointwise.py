@@ -154,20 +154,21 @@ def dropout(c: Call, x: Node, p: float, train: bool) -> Node:
 
 
 UNARY = ["neg", "abs", "exp", "log", "tanh", "erf", "sin", "cos", "sqrt", "rsqrt", "floor", "sigmoid", "silu"]
-BINARY = ["mul", "maximum", "minimum"]
 COMPARE = ["eq", "ne", "lt", "le", "gt", "ge"]
 
 ATEN: dict[str, Lowering] = {
     **{f"{name}.default": _unary(ops.OPS[name]) for name in UNARY},
-    **{f"{name}.{kind}": _binary(ops.OPS[name]) for name in BINARY for kind in ("Tensor", "Scalar", "default")},
     **{f"{name}.{kind}": _compare(ops.OPS[name]) for name in COMPARE for kind in ("Tensor", "Scalar")},
-    **{f"pow.{kind}": _binary(ops.pow_) for kind in ("Tensor_Tensor", "Tensor_Scalar", "Scalar")},
-    **{f"remainder.{kind}": _binary(ops.mod) for kind in ("Tensor", "Scalar", "Scalar_Tensor")},
-    **{f"add.{kind}": add for kind in ("Tensor", "Scalar")},
-    **{f"sub.{kind}": sub for kind in ("Tensor", "Scalar")},
+    "add.Tensor": add,
+    "sub.Tensor": sub,
     **{f"rsub.{kind}": rsub for kind in ("Tensor", "Scalar")},
-    **{f"div.{kind}": div for kind in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")},
-    **{f"floor_divide.{kind}": floor_divide for kind in ("default", "Scalar")},
+    "mul.Tensor": _binary(ops.mul),
+    **{f"div.{kind}": div for kind in ("Tensor", "Tensor_mode")},
+    "floor_divide.default": floor_divide,
+    **{f"remainder.{kind}": _binary(ops.mod) for kind in ("Tensor", "Scalar", "Scalar_Tensor")},
+    **{f"pow.{kind}": _binary(ops.pow_) for kind in ("Tensor_Tensor", "Tensor_Scalar", "Scalar")},
+    "maximum.default": _binary(ops.maximum),
+    "minimum.default": _binary(ops.minimum),
     "addcmul.default": addcmul,
     "square.default": square,
     "reciprocal.default": reciprocal,
@@ -181,16 +182,10 @@ ATEN: dict[str, Lowering] = {
     "logical_and.default": _logical(ops.and_),
     "logical_or.default": _logical(ops.or_),
     "logical_not.default": _logical(ops.not_),
-    "logical_xor.default": lambda c, a, b: ops.ne(*(cast(x, "bool") for x in (a, b))),
-    **{f"{name}.{kind}": _bitwise(ops.and_) for name in ("bitwise_and", "__and__") for kind in ("Tensor", "Scalar")},
-    **{f"{name}.{kind}": _bitwise(ops.or_) for name in ("bitwise_or", "__or__") for kind in ("Tensor", "Scalar")},
+    "logical_xor.default": _logical(ops.ne),
+    **{name: _bitwise(ops.and_) for name in ("bitwise_and.Tensor", "__and__.Tensor")},
+    **{name: _bitwise(ops.or_) for name in ("bitwise_or.Tensor", "__or__.Tensor")},
     "bitwise_not.default": _bitwise(ops.not_),
     "dropout.default": dropout,
-    **{
-        name: identity
-        for name in (
-            "_to_copy.default to.dtype to.device to.dtype_layout type_as.default clone.default contiguous.default "
-            "alias.default detach.default lift_fresh_copy.default"
-        ).split()
-    },
+    **{f"{name}.default": identity for name in ("_to_copy", "type_as", "clone", "detach", "alias")},
 }

@@ -71,6 +71,10 @@ def variance(c: Call, x: Node, dim: Axes = None, *, correction: Scalar | None = 
     return node
 
 
+def variance_dim(c: Call, x: Node, dim: Axes, unbiased: bool = True, keepdim: bool = False) -> Node:
+    return variance(c, x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
 def vector_norm(c: Call, x: Node, order: Scalar = 2, dim: Axes = None, keepdim: bool = False, **_: object) -> Node:
     """sqrt(sum(x^2))"""
     if order != 2:
@@ -101,7 +105,8 @@ ATEN: dict[str, Lowering] = {
     **{f"any.{kind}": _logical(ops.reduce_any) for kind in ("default", "dim", "dims")},
     **{f"all.{kind}": _logical(ops.reduce_all) for kind in ("default", "dim", "dims")},
     "var.correction": variance,
+    "var.dim": variance_dim,
     "linalg_vector_norm.default": vector_norm,
     "cumsum.default": cumsum,
-    **{name: softmax for name in ("softmax.int", "_softmax.default", "_safe_softmax.default")},
+    "softmax.int": softmax,
 }

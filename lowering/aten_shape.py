@@ -52,11 +52,6 @@ def transpose(c: Call, x: Node, a: int = 0, b: int = 1) -> Node:
     return permute(c, x, axes)
 
 
-def matrix_transpose(c: Call, x: Node) -> Node:
-    """The last two axes exchanged; a vector stays."""
-    return x if len(x.shape) < 2 else transpose(c, x, -2, -1)
-
-
 def slice_(c: Call, x: Node, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Node:
     extent = x.shape[dim]
     first, last, _ = slice(start, stop).indices(extent)
@@ -75,10 +70,6 @@ def select(c: Call, x: Node, dim: int, at: int) -> Node:
     """Entry `at` of one axis, which disappears."""
     at = at if at >= 0 else at + x.shape[dim]
     return reshape(cut(x, negative(dim, len(x.shape)), at, at + 1), c.shape)
-
-
-def narrow(c: Call, x: Node, dim: int, start: int, length: int) -> Node:
-    return cut(x, negative(dim, len(x.shape)), start, start + length)
 
 
 def split(c: Call, x: Node, sizes: object, dim: int = 0) -> tuple[Node, ...]:
@@ -120,10 +111,6 @@ def pad(c: Call, x: Node, widths: Sequence[int], mode: str = "constant", value: 
     return x
 
 
-def constant_pad(c: Call, x: Node, widths: Sequence[int], value: float = 0) -> Node:
-    return pad(c, x, widths, value=value)
-
-
 def diff(c: Call, x: Node, n: int = 1, dim: int = -1, prepend: Node | None = None, append: Node | None = None) -> Node:
     """x[1:] - x[:-1] along an axis, after `prepend` and `append` were joined to x"""
     if n != 1:
@@ -138,28 +125,20 @@ def diff(c: Call, x: Node, n: int = 1, dim: int = -1, prepend: Node | None = Non
 
 
 ATEN: dict[str, Lowering] = {
-    **{
-        name: view
-        for name in (
-            "view.default reshape.default _unsafe_view.default view_copy.default flatten.using_ints unflatten.int "
-            "squeeze.default squeeze.dim squeeze.dims unsqueeze.default"
-        ).split()
-    },
+    **{f"{name}.default": view for name in ("view", "_unsafe_view", "squeeze", "unsqueeze")},
+    **{f"squeeze.{kind}": view for kind in ("dim", "dims")},
     "expand.default": expand,
     "repeat.default": repeat,
     "repeat_interleave.self_int": repeat_interleave,
     "permute.default": permute,
     "transpose.int": transpose,
     "t.default": transpose,
-    "mT.default": matrix_transpose,
     "slice.Tensor": slice_,
     "select.int": select,
-    "narrow.default": narrow,
-    **{name: split for name in ("split.Tensor", "split.sizes", "split_with_sizes.default", "chunk.default")},
+    **{name: split for name in ("split.Tensor", "split_with_sizes.default")},
     "unbind.int": unbind,
-    **{f"{name}.default": cat for name in ("cat", "concat", "concatenate")},
+    "cat.default": cat,
     "stack.default": stack,
     "pad.default": pad,
-    "constant_pad_nd.default": constant_pad,
     "diff.default": diff,
 }

@@ -69,7 +69,8 @@ EXAMPLES: dict[str, Callable[[], Node]] = {
     "gated_linear": lambda: ops.gated_linear(X, W, W2, act="gelu_tanh", dtype="f32"),
     "matmul": lambda: ops.matmul(X, ops.transpose(Y, perm=(-1, -2)), dtype="f32"),
     "conv2d": lambda: ops.conv2d(
-        leaf("image", "f32", 2, 3, 9, 9), weight("patch", "f32", 5, 3, 3, 3), stride=(2, 3), padding=(1, 0), dtype="bf16"
+        leaf("image", "f32", 2, 3, 9, 9), weight("patch", "f32", 5, 3, 3, 3), stride=(2, 3), padding=(1, 0),
+        dtype="bf16",
     ),
     "attention": lambda: ops.attention(
         Q, K, K, leaf("mask", "bool", 6, 5), N, scale=0.125, causal=True, resume=4, probs="bf16", dtype="f32"
