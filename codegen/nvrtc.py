@@ -133,20 +133,21 @@ def _cached(job: Job, key: str) -> Cubin:
 
 
 def _read(path: Path) -> Cubin | None:
-    """File layout: one line of JSON (symbol, sha256 of the image), then the image."""
+    """File layout: one line of JSON (symbol, sha256 of symbol and image), then the image."""
     try:
         head, _, image = path.read_bytes().partition(b"\n")
         about = json.loads(head)
-        if about["sha256"] == hashlib.sha256(image).hexdigest():
-            return Cubin(image, about["symbol"])
-    except (OSError, ValueError, KeyError, TypeError):
+        cubin = Cubin(image, about["symbol"])
+        if about["sha256"] == _digest(cubin):
+            return cubin
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     return None
 
 
 def _write(path: Path, cubin: Cubin) -> None:
     """By atomic rename: readers see a whole file or none. A cache that cannot be written is only slower."""
-    head = json.dumps({"symbol": cubin.symbol, "sha256": hashlib.sha256(cubin.image).hexdigest()}).encode()
+    head = json.dumps({"symbol": cubin.symbol, "sha256": _digest(cubin)}).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
@@ -158,6 +159,10 @@ def _write(path: Path, cubin: Cubin) -> None:
             os.unlink(temporary)
     except OSError:
         pass
+
+
+def _digest(cubin: Cubin) -> str:
+    return hashlib.sha256(cubin.symbol.encode() + b"\0" + cubin.image).hexdigest()
 
 
 def _compile(job: Job) -> Cubin:
