@@ -389,8 +389,9 @@ __device__ __forceinline__ void finish(unsigned char* smem, const float (&o)[Til
 
 // Strides are in elements: of batch, head, row (and key). part_sums [splits, B * HKV, rows, DV] and part_stats
 // [splits, B * HKV, rows] are scratch, null without kSplit. scale is the op's scale times log2(e), positive.
+// The bound of one block an SM keeps the compiler from spilling a few bytes to fit one block more.
 template <typename T, typename TOut, int D, int DV, int WM, int WN, int BN, int STAGES, bool kMask, bool kSplit>
-__global__ void __launch_bounds__(32 * WM * WN)
+__global__ void __launch_bounds__(32 * WM * WN, 1)
 smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const u8* __restrict__ mask,
                const int* __restrict__ length, TOut* __restrict__ out, float* part_sums, float2* part_stats,
                u32* arrived, i64 q_batch, i64 q_head, i64 q_row, i64 k_batch, i64 k_head, i64 k_row, i64 v_batch,
