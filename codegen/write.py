@@ -21,7 +21,7 @@ def write_plan(
     program: Program,
     tensors: Lookup,
     blobs: Mapping[str, bytes],
-    evidence: Mapping[str, Any],
+    evidence: Callable[[Path], Mapping[str, Any]],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> str:
     """Write the Plan and return its plan_id. The file appears when it is complete, or not at all.
@@ -29,6 +29,7 @@ def write_plan(
     program    built.program with its policy
     tensors    checkpoint tensor by key
     blobs      further tensors of bytes (tokenizer)
+    evidence   makes the evidence, given a file that opens as this Plan without any
     progress   called with (weights written, weights in all)
     """
     with PlanWriter(path, program, {**built.cubins, **blobs}) as writer, ThreadPoolExecutor(WORKERS) as pool:
@@ -42,4 +43,5 @@ def write_plan(
         names = [w.name for w in program.weights]
         for done, _ in enumerate(pool.map(write, names), 1):
             progress(done, len(names))
-        return writer.finish(evidence)
+        writer.seal()
+        return writer.finish(evidence(writer.tmp))

@@ -10,33 +10,46 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import frtc
+from frtc import debug, selftest
 from frtc.codegen.build import Built, build
 from frtc.codegen.fusible import implements
 from frtc.codegen.write import write_plan
+from frtc.console import size
 from frtc.errors import EnvironmentFault, UsageError, nearest
 from frtc.kernels.targets import Target, load_targets
-from frtc.lowering.ir import Module, Type
+from frtc.lowering.ir import Module, Node, Type
 from frtc.models import detect
 from frtc.models.checkpoint import Checkpoint, open_checkpoint
 from frtc.models.evidence import Fact
 from frtc.models.policies import FAMILIES
 from frtc.models.stages import Model
-from frtc.passes.pipeline import Report, run_passes
+from frtc.passes.pipeline import Options, Report, run_passes
 from frtc.passes.standard import pipeline
+from frtc.policy import Policy as Running
 from frtc.policy_files import PolicyFiles, Sizes, read_policy_files
 from frtc.policy_options import PolicyOptions
-from frtc.runtime.policy import Policy
+from frtc.report import CompileReport
+from frtc.runtime.emulator import Emulator
+from frtc.runtime.plan import Program
+from frtc.runtime.plan_file import open_plan
+from frtc.runtime.policy import Assumption, Policy
 from frtc.trace import trace
 
 PRECISIONS = {"bf16": torch.bfloat16, "f32": torch.float32}
 FAMILY_NAMES = ("baseline", "native")
+SIZE_FLAGS = {"prompt": "--prompt-tokens", "horizon": "--horizon", "steps": "--steps"}
 Progress = Callable[[str, float], None]  # (what is being done, share of it that is done)
+
+
+def silent(what: str, share: float) -> None:
+    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,7 @@ class CompileOptions:
 
     prompt     token budget; horizon, steps: actions of a chunk, Euler steps
     family     "native": the target's own instructions where kernels for them exist; "baseline" runs on all targets
+    self_test  make the vectors of the self-test; without them the Plan proves nothing on the robot
     """
 
     policy: PolicyOptions = field(default_factory=PolicyOptions)
@@ -53,31 +67,30 @@ class CompileOptions:
     prompt: int | None = None
     horizon: int | None = None
     steps: int | None = None
+    self_test: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A checkpoint with everything its files say about model and policy."""
+    """A checkpoint with everything its files say about model and policy.
+
+    facts     of model and policy, each with its source
+    assumed   of the model's sizes; the policy's own are in `files`
+    keys      parameter -> tensor
+    """
 
     checkpoint: Checkpoint
     model: Model
     config: Any
     files: PolicyFiles
     facts: tuple[Fact, ...]
-    keys: Mapping[str, str]  # parameter -> tensor
+    assumed: tuple[Assumption, ...]
+    keys: Mapping[str, str]
 
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """What `compile_checkpoint` made; `seconds` by part."""
-
-    path: Path
-    plan_id: str
-    opened: Opened
-    built: Built
-    policy: Policy
-    report: Report
-    seconds: Mapping[str, float]
+    def policy(self, module: Module) -> Policy:
+        """The policy for the traced module, everything assumed in it."""
+        policy = self.files.policy(sizes_of(module))
+        return replace(policy, assumed=(*policy.assumed, *self.assumed))
 
 
 def target_named(name: str) -> Target:
@@ -94,19 +107,35 @@ def require_python() -> None:
         raise EnvironmentFault("env.python", f"compiling needs Python 3.11 or newer, this is {found}")
 
 
+def families_for(target: Target, family: str) -> tuple[str, ...]:
+    """The kernel families that a choice of --family allows."""
+    if family not in FAMILY_NAMES:
+        raise UsageError("option.family", f"there is no kernel family {family}", [("known", ", ".join(FAMILY_NAMES))])
+    return ("baseline",) if family == "baseline" else ("baseline", target.nvcc)
+
+
 def open_model(path: Path, options: CompileOptions) -> Opened:
     """Read headers and side files; no weights are read, nothing is traced."""
     checkpoint = open_checkpoint(path)
     model = detect(checkpoint)
     files = read_policy_files(checkpoint.folder, FAMILIES[model.name], options.policy)
-    chosen = {"prompt": options.prompt, "horizon": options.horizon, "steps": options.steps}
-    choices = {k: v for k, v in chosen.items() if v is not None}
-    config, facts = model.config(checkpoint, choices | {"views": len(files.cameras), "origin": files.origin})
-    return Opened(checkpoint, model, config, files, facts, model.weights(checkpoint, config))
+    chosen = {name: getattr(options, name) for name in SIZE_FLAGS if getattr(options, name) is not None}
+    config, facts = model.config(checkpoint, chosen | {"views": len(files.cameras), "origin": files.origin})
+    facts = tuple(f for f in facts if f.name not in ("views", "origin"))  # the policy's files said these, with sources
+    assumed = tuple(_assumption(model, f) for f in facts if f.assumed)
+    if options.policy.strict and assumed:
+        rows = [(a.field, f"{a.value} ({a.why}); confirm with {a.option}") for a in assumed]
+        raise UsageError("policy.assumed", f"--strict, and {len(rows)} values are assumed", rows)
+    return Opened(checkpoint, model, config, files, (*facts, *files.facts), assumed, model.weights(checkpoint, config))
+
+
+def _assumption(model: Model, fact: Fact) -> Assumption:
+    option = f"{SIZE_FLAGS.get(fact.name, '--' + fact.name)} {fact.value}"
+    return Assumption(fact.name, str(fact.value), f"no file says; the published default of {model.name}", option)
 
 
 def import_module(
-    opened: Opened, precision: str = "bf16", progress: Progress = lambda what, share: None, velocity: bool = False
+    opened: Opened, precision: str = "bf16", progress: Progress = silent, velocity: bool = False
 ) -> Module:
     """The traced module, weights bound to the checkpoint's tensors; with `velocity`, each step's is a result, too."""
     if precision not in PRECISIONS:
@@ -126,35 +155,115 @@ def _stored(checkpoint: Checkpoint, key: str) -> Type:
     return Type(info.dtype, info.shape)
 
 
-def compile_checkpoint(
-    path: Path, arch: str, out: Path, options: CompileOptions, progress: Progress = lambda what, share: None
-) -> Compiled:
-    """Compile a checkpoint into a Plan file. Nothing is written before everything has been checked."""
-    require_python()
-    target = target_named(arch)
-    if options.family not in FAMILY_NAMES:
-        rows = [("known", ", ".join(FAMILY_NAMES))]
-        raise UsageError("option.family", f"there is no kernel family {options.family}", rows)
-    families = ("baseline",) if options.family == "baseline" else ("baseline", target.nvcc)
-    clock = _Clock()
-    opened = open_model(path, options)
+def optimise(
+    opened: Opened, target: Target, options: CompileOptions, settings: Options, progress: Progress = silent
+) -> tuple[Module, Policy, Report]:
+    """Trace the model and run all passes for the target."""
     module = import_module(opened, options.precision, progress)
-    policy = opened.files.policy(sizes_of(module))
-    clock.lap("trace")
-    module, report = run_passes(module, pipeline(implements(target, families)))
-    clock.lap("passes")
+    policy = opened.policy(module)
+    families = families_for(target, options.family)
+    module, report = run_passes(module, pipeline(implements(target, families)), settings)
+    return module, policy, report
+
+
+def compile(
+    checkpoint: str | Path,
+    arch: str,
+    out: str | Path,
+    options: CompileOptions | None = None,
+    settings: Options | None = None,
+    progress: Progress = silent,
+) -> CompileReport:
+    """Compile a checkpoint into a Plan file for the GPU `arch`. The file appears when it is complete, or not at all.
+
+    settings   debugging (docs/debugging.md); by default what the FRTC_* variables say
+    progress   called with (what is being done, share of it that is done)
+    """
+    require_python()
+    options, settings, out = options or CompileOptions(), settings or Options.from_environment(), Path(out)
+    target, clock = target_named(arch), _Clock()
+    families = families_for(target, options.family)
+    _require_folder(out)
+    opened = open_model(Path(checkpoint), options)
+    clock.lap("read")
+    module, policy, report = optimise(opened, target, options, settings, progress)
+    if settings.stop:
+        raise UsageError("compile.stopped", f"stopped after pass {settings.stop}: no Plan was written")
+    clock.lap("trace", report.passes)
     built = build(module, target, families, done=lambda share: progress("compile kernels", share))
     clock.lap("kernels")
+    debug.show_kernels(built, target, settings)
     program = replace(built.program, policy=policy.to_json())
-    evidence = {"frtc": frtc.__version__, "source": source_of(opened)}
 
-    def written(done: int, total: int) -> None:
-        progress("write weights", done / total)
+    def evidence(written: Path) -> dict[str, Any]:
+        clock.lap("weights")
+        facts = {"frtc": frtc.__version__, "source": source_of(opened), "options": options_json(options)}
+        return facts | ({"self_test": _self_test(written, module, built, progress)} if options.self_test else {})
 
     blobs = {"tokenizer": opened.files.tokenizer}
+    written = _bytes_written(program, progress)
     plan_id = write_plan(out, built, program, opened.checkpoint.read, blobs, evidence, written)
-    clock.lap("weights")
-    return Compiled(out, plan_id, opened, built, policy, report, clock.seconds)
+    clock.lap("self-test" if options.self_test else "finish")
+    costs = {name: sum(c.choice.cost_us for c in calls) for name, calls in built.emitted.items()}
+    return CompileReport.of(out, plan_id, opened.model.title, opened.facts, policy, program, costs, report.fired, clock.seconds)
+
+
+def _require_folder(out: Path) -> None:
+    if not out.parent.is_dir():
+        raise UsageError("output.folder", f"there is no folder {out.parent}", hint="create it, or choose another with -o")
+    if out.is_dir():
+        raise UsageError("output.folder", f"{out} is a folder", hint=f"name a file: -o {out / 'policy.plan'}")
+
+
+def _bytes_written(program: Program, progress: Progress) -> Callable[[int, int], None]:
+    """Weights written, as bytes."""
+    done = list(accumulate(w.nbytes for w in program.weights))
+
+    def written(count: int, total: int) -> None:
+        progress(f"write weights, {size(done[count - 1])} of {size(done[-1])}", done[count - 1] / max(done[-1], 1))
+
+    return written
+
+
+def _self_test(written: Path, module: Module, built: Built, progress: Progress) -> dict[str, Any]:
+    """Vectors from the finished file, so that what is tested is what was written."""
+    plan = open_plan(written, verify=False)
+    with Running(plan, Emulator(plan)) as policy:
+        return selftest.make(policy, values_of(module, built), progress)
+
+
+def values_of(module: Module, built: Built) -> dict[str, dict[str, Any]]:
+    """Program -> name of a result -> where it lies, as JSON. Results that are views of others' are left out."""
+    outputs: dict[str, tuple[tuple[str, Node], ...]] = {g.name: g.outputs for g in module.graphs}
+    found: dict[str, dict[str, Any]] = {}
+    for stage in built.program.stages:
+        emitted = built.emitted[stage.name]
+        made = {(c.node, i): r for c, call in zip(emitted, stage.calls, strict=True) for i, r in enumerate(call.results)}
+        copied = {c.name: call.results[0] for c, call in zip(emitted, stage.calls, strict=True) if c.node is None}
+        named = {}
+        for name, node in outputs.get(stage.name, ()):
+            key = (node.args[0], node["index"]) if node.op == "item" else (node, 0)
+            ref = copied.get(f"result {name}") or made.get(key)
+            if ref is not None:
+                named[name] = selftest.ref_json(ref)
+        if stage.name not in outputs:  # a `let`: one copy
+            named[stage.name.partition(".")[2]] = selftest.ref_json(stage.calls[0].results[0])
+        found[stage.name] = named
+    return found
+
+
+def options_json(options: CompileOptions) -> dict[str, Any]:
+    """What was chosen, without any path: a later verify makes the same model again."""
+    policy = {name: getattr(options.policy, name) for name in PolicyOptions.__dataclass_fields__ if name != "tokenizer"}
+    rest = {name: getattr(options, name) for name in CompileOptions.__dataclass_fields__ if name != "policy"}
+    return {"policy": policy, **rest}
+
+
+def options_of(data: Mapping[str, Any]) -> CompileOptions:
+    """Inverse of options_json."""
+    policy = dict(data["policy"])
+    policy["camera"] = tuple((role, key) for role, key in policy["camera"])
+    return CompileOptions(PolicyOptions(**policy), **{k: v for k, v in data.items() if k != "policy"})
 
 
 def sizes_of(module: Module) -> Sizes:
@@ -169,7 +278,7 @@ def sizes_of(module: Module) -> Sizes:
 def source_of(opened: Opened) -> dict[str, Any]:
     """Where the Plan came from: evidence, not program. Headers identify the files; contents are not hashed."""
     files = {f.name: hashlib.sha256(_header(f)).hexdigest() for f in opened.checkpoint.files}
-    facts = [{"name": f.name, "value": f.value, "source": f.source} for f in (*opened.facts, *opened.files.facts)]
+    facts = [{"name": f.name, "value": f.value, "source": f.source} for f in opened.facts]
     return {"checkpoint": opened.checkpoint.path.name, "headers": files, "facts": facts}
 
 
@@ -186,6 +295,11 @@ class _Clock:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
-    def lap(self, name: str) -> None:
+    def lap(self, name: str, passes: list[tuple[str, float]] | None = None) -> None:
+        """`passes`: what of this lap the passes took, told apart."""
         now = time.perf_counter()
-        self.seconds[name], self._last = now - self._last, now
+        took, self._last = now - self._last, now
+        inner = sum(seconds for _, seconds in passes or ())
+        self.seconds[name] = took - inner
+        if passes is not None:
+            self.seconds["passes"] = inner

@@ -1,0 +1,110 @@
+"""The command line: `frtc COMMAND ...`. Each command is a module that is imported when it runs, so that `frtc run` on a
+robot never loads the compiler.
+
+A command's module has `options(parser)` and `run(args) -> Result`. Exit codes: docs/design.md, section 8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import frtc
+from frtc.console import Result, show, show_error
+from frtc.errors import EnvironmentFault, FrtcError, UsageError, nearest
+
+COMMANDS = {  # name -> what it does; its module is frtc.commands.<name>
+    "compile": "checkpoint to Plan, for one GPU; needs none",
+    "run": "run a Plan and time it, on the GPU or on the CPU's emulator",
+    "verify": "prove a Plan: its own self-test, or against the checkpoint",
+    "inspect": "what is in a Plan: policy, programs, memory, kernels, weights",
+    "explain": "what became of every node of the model, and why",
+    "check": "what a checkpoint and its files prove, without compiling",
+    "doctor": "what this machine can do: Python, wheels, driver, GPU",
+    "models": "models, layouts and targets that this frtc knows",
+}
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, its complaints as errors of ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError("usage.option", message, hint=f"`{self.prog} --help` lists the options")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments
+    try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(overview())
+            return 0
+        if arguments[0] == "--version":
+            print(f"frtc {frtc.__version__}")
+            return 0
+        return show(run(arguments), as_json)
+    except FrtcError as error:
+        return report_bug(error, as_json, arguments) if error.exit_code == 1 else show_error(error, as_json)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone; nothing more can be said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return report_bug(error, as_json, arguments)
+
+
+def run(arguments: Sequence[str]) -> Result:
+    """The result of one command."""
+    name, *rest = arguments
+    if name not in COMMANDS:
+        rows = [("known", ", ".join(COMMANDS))]
+        rows += [("nearest", near)] if (near := nearest(name, COMMANDS)) else []
+        raise UsageError("usage.command", f"there is no command {name}", rows)
+    module = _command(name)
+    parser = Parser(prog=f"frtc {name}", description=COMMANDS[name], allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="the result as JSON on standard output")
+    module.options(parser)
+    result: Result = module.run(parser.parse_args(rest))
+    return result
+
+
+def _command(name: str) -> Any:
+    try:
+        return importlib.import_module(f"frtc.commands.{name}")
+    except ImportError as fault:
+        missing = (fault.name or "").partition(".")[0]
+        if missing in ("", "frtc"):
+            raise
+        what = f"`frtc {name}` needs {missing}, which is not installed"
+        raise EnvironmentFault("env.package", what, [("found", str(fault))], "pip install 'frtc[compile]'") from None
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {about}" for name, about in COMMANDS.items()]
+    usage = "usage: frtc COMMAND [options]        `frtc COMMAND --help` lists its options"
+    return "\n".join([f"frtc {frtc.__version__}: {frtc.__doc__ or ''}".split("\n")[0], usage, "", *lines])
+
+
+def report_bug(error: Exception, as_json: bool, arguments: Sequence[str]) -> int:
+    """A bug in frtc: write what a maintainer needs and say where it lies."""
+    from frtc.bug import write_report
+
+    path = write_report(error, arguments)
+    code = error.code if isinstance(error, FrtcError) else "internal"
+    what = error.what if isinstance(error, FrtcError) else f"{type(error).__name__}: {error}".split("\n")[0]
+    rows = [*(error.rows if isinstance(error, FrtcError) else ()), ("report", str(path))]
+    bug = FrtcError(code, what, rows, "this is a bug in frtc: please send the report")
+    show_error(bug, as_json)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

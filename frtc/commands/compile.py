@@ -1,0 +1,49 @@
+"""`frtc compile CHECKPOINT --arch GPU -o PLAN`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from frtc.compiler import (
+    FAMILY_NAMES,
+    PRECISIONS,
+    CompileOptions,
+    compile,
+    open_model,
+    optimise,
+    require_python,
+    target_named,
+)
+from frtc.console import Progress, Result
+from frtc.debug_options import add_debug_options, settings_of
+from frtc.options import add_policy_options, policy_options, sizes
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", type=Path, help="folder or safetensors file")
+    parser.add_argument("--arch", required=True, metavar="GPU", help="target; `frtc models` lists them")
+    parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="default: CHECKPOINT-GPU.plan, here")
+    parser.add_argument("--precision", choices=list(PRECISIONS), default="bf16", help="of the layers")
+    parser.add_argument("--family", choices=FAMILY_NAMES, default="baseline",
+                        help="native: the GPU's own instructions, where kernels for them exist")  # fmt: skip
+    parser.add_argument("--no-self-test", action="store_true", help="leave the self-test's vectors out")
+    add_policy_options(parser)
+    add_debug_options(parser)
+
+
+def run(args: argparse.Namespace) -> Result:
+    require_python()
+    chosen = CompileOptions(
+        policy_options(args), args.precision, args.family, **sizes(args), self_test=not args.no_self_test
+    )
+    settings, target, progress = settings_of(args), target_named(args.arch), Progress()
+    try:
+        if settings.stop:  # the runner of passes prints the IR
+            optimise(open_model(args.checkpoint, chosen), target, chosen, settings, progress)
+            return Result(f"stopped after pass {settings.stop}: no Plan was written", {"stopped": settings.stop})
+        out = args.output or Path(f"{args.checkpoint.resolve().name}-{target.name}.plan")
+        report = compile(args.checkpoint, target.name, out, chosen, settings, progress)
+    finally:
+        progress.close()
+    return Result(str(report), report.to_json())

@@ -1,0 +1,141 @@
+"""`frtc run PLAN`: one observation through the policy, again and again, with the time of every part."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from frtc import observation
+from frtc.console import Progress, Result, size
+from frtc.device import about
+from frtc.errors import CheckFailed, FrtcError, UsageError
+from frtc.policy import Inference, Policy
+from frtc.runtime.timing import Spread, Timing
+
+HOST = ("total", "prepare", "run", "finish")
+SLACK = 1.05  # a baseline holds if no p50 of today is more than 5 % above it
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N, or cpu: the emulator, slow and exact")
+    given = parser.add_argument_group("observation", "what is not given is made from the seed")
+    given.add_argument("--image", action="append", default=[], metavar="ROLE=FILE", help="a camera frame")
+    given.add_argument("--state", type=Path, metavar="FILE", help=".npy, robot units")
+    given.add_argument("--prompt", metavar="TEXT")
+    given.add_argument("--seed", type=int, default=0, help="of noise and of what is not given")
+    timing = parser.add_argument_group("timing", "host to host: raw observation to robot actions, one in flight")
+    timing.add_argument("--runs", type=int, metavar="N", help="default: 100 on a GPU, 1 on the CPU")
+    timing.add_argument("--rate", type=float, metavar="HZ", help="start inferences at this rate, not back to back")
+    timing.add_argument("--idle", type=float, metavar="S", help="also time the first inference after S idle seconds")
+    timing.add_argument("--budget", type=float, metavar="MS", help="fail (exit 3) if p99 host to host is longer")
+    timing.add_argument("--baseline", type=Path, metavar="FILE",
+                        help="JSON of an earlier `run --json`: fail (exit 3) if p50 of total is 5 %% slower")  # fmt: skip
+    parser.add_argument("--actions", type=Path, metavar="FILE", help="write the actions as .npy")
+
+
+def run(args: argparse.Namespace) -> Result:
+    baseline = _baseline(args.baseline) if args.baseline else None
+    progress = Progress()
+    with Policy.load(args.plan, args.device, args.seed) as policy:
+        seen = observation.from_files(policy.steps, dict(map(_pair, args.image)), args.state, args.prompt, args.seed)
+        policy.warm()
+        first = policy.infer(seen, draw=0)
+        runs = args.runs or (1 if args.device == "cpu" else 100)
+        samples = [dict(s.latency_us) for s in _repeat(policy, seen, runs, args.rate, progress)]
+        host = Timing.of(samples)
+        parts = policy.executor.time(runs, warm_up=0 if args.device == "cpu" else 3)
+        after_idle = _after_idle(policy, seen, args.idle)
+        facts = about(policy)
+        facts["assumed"] = [asdict(a) for a in policy.spec.assumed]
+    progress.close()
+    if args.actions:
+        np.save(args.actions, first.actions)
+    failure = _judge(host.parts["total"], args.budget, baseline)
+    data = _data(first, host, parts, facts) | ({"after_idle_us": after_idle} if after_idle else {})
+    return Result(_text(args.plan, facts, first, host, parts, after_idle), data, failure)
+
+
+def _repeat(policy: Policy, seen: Mapping[str, Any], runs: int, rate: float | None, progress: Progress) -> list[Inference]:
+    answers, start = [], time.perf_counter()
+    for i in range(runs):
+        if rate:
+            time.sleep(max(0.0, start + i / rate - time.perf_counter()))
+        answers.append(policy.infer(seen, draw=0))
+        progress("run", (i + 1) / runs)
+    return answers
+
+
+def _after_idle(policy: Policy, seen: Mapping[str, Any], idle_s: float | None) -> float | None:
+    """Microseconds of the first inference after a pause: clocks fall, caches cool."""
+    if idle_s is None:
+        return None
+    time.sleep(idle_s)
+    return policy.infer(seen, draw=0).latency_us["total"]
+
+
+def _judge(total: Spread, budget_ms: float | None, baseline: float | None) -> CheckFailed | None:
+    p50, p99 = total.percentiles["p50"], total.percentiles["p99"]
+    if budget_ms is not None and p99 > budget_ms * 1e3:
+        what = f"p99 is {p99 / 1e3:.3f} ms, the budget {budget_ms:.3f} ms"
+        return CheckFailed("run.budget", what, [("samples", str(total.count))])
+    if baseline is not None and p50 > SLACK * baseline:
+        what = f"p50 is {p50 / 1e3:.3f} ms, the baseline {baseline / 1e3:.3f} ms"
+        return CheckFailed("run.baseline", what, [("allowed", f"{SLACK:.0%} of the baseline")])
+    return None
+
+
+def _baseline(path: Path) -> float:
+    """p50 of an earlier run, microseconds."""
+    try:
+        return float(json.loads(path.read_text())["host_us"]["total"]["p50"])
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        hint = "a baseline is what `frtc run --json` printed"
+        raise FrtcError("run.baseline_file", f"{path} is no baseline: {fault!r}", hint=hint) from None
+
+
+def _pair(text: str) -> tuple[str, Path]:
+    role, equals, path = text.partition("=")
+    if not (role and equals and path):
+        raise UsageError("option.image", f"--image {text} is not ROLE=FILE", [("for example", "base=frame.png")])
+    return role, Path(path)
+
+
+def _data(first: Inference, host: Timing, parts: Timing, facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "device": dict(facts),
+        "actions": first.actions.tolist(),
+        "runs": host.parts["total"].count,
+        "host_us": {name: spread.row() for name, spread in host.parts.items()},
+        "stages_us": {name: spread.row() for name, spread in parts.parts.items()},
+    }
+
+
+def _text(
+    plan: Path,
+    facts: Mapping[str, Any],
+    first: Inference,
+    host: Timing,
+    parts: Timing,
+    after_idle: float | None,
+) -> str:
+    shown = np.array2string(first.actions[0], precision=4, max_line_width=100, floatmode="fixed")
+    memory = facts["memory"]
+    lines = [
+        f"{plan} on {facts['name']}: {size(memory['planned'])} of memory planned",
+        f"actions {list(first.actions.shape)}, the first: {shown}",
+        f"host to host, {host.parts['total'].count} runs: observation to actions, and its parts",
+        host.table(),
+        "on the device: inputs in host memory to outputs in host memory, and its parts",
+        parts.table(),
+    ]
+    if after_idle is not None:
+        lines.append(f"first after idling: {after_idle / 1e3:.3f} ms")
+    return "\n".join(lines)

@@ -1,0 +1,74 @@
+"""The options that say what a checkpoint's files do not: shared by the commands that read a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, get_args
+
+from frtc.errors import UsageError
+from frtc.policy_options import PolicyOptions
+from frtc.runtime.policy import Layout, Pixel
+
+SIZES = {  # flag -> (field of CompileOptions, help)
+    "--prompt-tokens": ("prompt", "token budget of the prompt"),
+    "--horizon": ("horizon", "actions of a chunk"),
+    "--steps": ("steps", "denoise steps"),
+}
+
+
+def add_policy_options(parser: argparse.ArgumentParser) -> None:
+    """Flags of PolicyOptions, and the sizes that no tensor decides."""
+    policy = parser.add_argument_group("policy", "what the files prove is read and shown; these say the rest")
+    policy.add_argument("--origin", metavar="NAME", help="who wrote the files: openpi, lerobot-0.4, lerobot-0.6")
+    policy.add_argument("--views", type=_count, metavar="N", help="cameras, the first N of the model's order")
+    policy.add_argument("--camera", action="append", default=[], metavar="ROLE=KEY",
+                        help="the observation's name of a camera of the checkpoint; once per camera")  # fmt: skip
+    policy.add_argument("--layout", choices=get_args(Layout), default="hwc", help="axes of camera frames")
+    policy.add_argument("--pixel", choices=get_args(Pixel), default="rgb8", help="colour order and type of frames")
+    policy.add_argument("--asset", metavar="NAME", help="which of several statistics")
+    policy.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json; goes into the Plan")
+    policy.add_argument("--actions", metavar="KIND", help="absolute, delta or delta:MASK (6,-1: six delta, one absolute)")
+    policy.add_argument("--state-in-prompt", choices=("yes", "no"), help="is the state written into the prompt?")
+    policy.add_argument("--state-dim", type=_count, metavar="N", help="real dimensions of the state")
+    policy.add_argument("--action-dim", type=_count, metavar="N", help="real dimensions of an action")
+    policy.add_argument("--constant-statistics", action="store_true", help="accept dimensions that never moved")
+    policy.add_argument("--strict", action="store_true", help="an assumption is an error")
+    for flag, (field, about) in SIZES.items():
+        policy.add_argument(flag, type=_count, metavar="N", dest=field, help=about)
+
+
+def policy_options(args: argparse.Namespace) -> PolicyOptions:
+    return PolicyOptions(
+        origin=args.origin,
+        views=args.views,
+        camera=tuple(map(_camera, args.camera)),
+        layout=args.layout,
+        pixel=args.pixel,
+        asset=args.asset,
+        tokenizer=args.tokenizer,
+        actions=args.actions,
+        state_in_prompt={"yes": True, "no": False}.get(args.state_in_prompt),
+        state_dim=args.state_dim,
+        action_dim=args.action_dim,
+        constant_statistics=args.constant_statistics,
+        strict=args.strict,
+    )
+
+
+def sizes(args: argparse.Namespace) -> dict[str, Any]:
+    """The chosen sizes by field of CompileOptions."""
+    return {field: getattr(args, field) for field, _ in SIZES.values()}
+
+
+def _camera(text: str) -> tuple[str, str]:
+    role, equals, key = text.partition("=")
+    if not (role and equals and key):
+        raise UsageError("policy.cameras", f"--camera {text} is not ROLE=KEY", [("for example", "base=base_0_rgb")])
+    return role, key
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1_000_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)

@@ -1,0 +1,151 @@
+"""A Plan ready to act: raw observation in, robot actions out.
+
+    policy = frtc.load("pi05.plan")                  # the GPU or an error; device="cpu" emulates, slowly
+    policy.warm()
+    answer = policy.infer({"base": img, "left_wrist": img, "state": q, "prompt": "fold the towel"})
+    answer.actions                                   # f32 [horizon, dim], robot units
+    answer.latency_us                                # {"total": ..., "prepare": ..., "run": ..., "finish": ...}
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frtc.errors import UsageError
+from frtc.runtime.executor import Executor
+from frtc.runtime.plan_file import Plan, open_plan
+from frtc.runtime.policy import Policy as PolicySpec
+from frtc.runtime.policy_steps import PolicySteps
+
+LOG = logging.getLogger("frtc")
+TOKENIZER = "tokenizer"  # the Plan's tensor of tokenizer bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """One answer.
+
+    actions      f32 [horizon, dim], robot units
+    output       what the model gave, f32, before slicing and un-normalisation
+    draw         which Philox draw the noise was; None: given by the caller
+    latency_us   "total" from observation to actions; "prepare" (policy steps), "run" (copies and the graph), "finish"
+    """
+
+    actions: NDArray[np.float32]
+    output: NDArray[np.float32]
+    draw: int | None
+    latency_us: Mapping[str, float]
+
+
+class Policy:
+    """A Plan on a device. Not thread-safe: one inference at a time. States are zero at first; `reset` zeroes them."""
+
+    def __init__(self, plan: Plan, executor: Executor, seed: int = 0) -> None:
+        self.plan, self.executor = plan, executor
+        spec = PolicySpec.from_json(plan.program.policy)
+        tokenizer = plan.files().get(TOKENIZER)
+        self.steps = PolicySteps(spec, None if tokenizer is None else bytes(tokenizer), seed)
+        self.output = next(iter(executor.outputs))
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | int = "cuda", seed: int = 0, stream: Any = None) -> Policy:
+        """Open a Plan, check it from end to end, and put it on a device. Never falls back to the CPU.
+
+        device   "cuda", "cuda:1", 1, or "cpu" for the emulator;  stream: a CUDA stream of the caller's
+        """
+        ordinal = ordinal_of(device)
+        plan = open_plan(path, verify=ordinal is None)  # a session compares the hashes while it uploads
+        for note in notes(plan):
+            LOG.warning("%s: %s", Path(path).name, note)
+        executor = executor_for(plan, ordinal, stream)
+        try:
+            return cls(plan, executor, seed)
+        except BaseException:
+            executor.close()
+            raise
+
+    @property
+    def spec(self) -> PolicySpec:
+        return self.steps.policy
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """The observation's keys of camera frames, in the model's order."""
+        return self.steps.cameras
+
+    def infer(self, observation: Mapping[str, Any], draw: int | None = None) -> Inference:
+        """Actions for an observation: cameras by role, "state", "prompt", and "noise" if the caller draws it."""
+        marks = [time.perf_counter_ns()]
+        prepared = self.steps.prepare(observation, draw)
+        marks.append(time.perf_counter_ns())
+        for name, values in prepared.inputs.items():
+            self.executor.set(name, values)
+        self.executor.run()
+        output = self.executor.get(self.output)
+        marks.append(time.perf_counter_ns())
+        actions = self.steps.finish(output, prepared)
+        marks.append(time.perf_counter_ns())
+        prepare, run, finish = ((b - a) / 1e3 for a, b in zip(marks, marks[1:], strict=False))
+        total = (marks[-1] - marks[0]) / 1e3
+        latency = {"total": total, "prepare": prepare, "run": run, "finish": finish}
+        return Inference(actions, output, prepared.draw, latency)
+
+    def warm(self) -> None:
+        """Build everything now: after this, no call allocates, compiles or captures, whatever the prompt."""
+        warm = getattr(self.executor, "warm", None)
+        if warm is not None:
+            warm()
+
+    def reset(self) -> None:
+        self.executor.reset()
+
+    def close(self) -> None:
+        """Give the device's memory back. May be called twice."""
+        self.executor.close()
+
+    def __enter__(self) -> Policy:
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self.close()
+
+
+load = Policy.load
+
+
+def notes(plan: Plan) -> tuple[str, ...]:
+    """What every open says: values of the policy that nothing confirmed, evidence that was ignored."""
+    assumed = PolicySpec.from_json(plan.program.policy).assumed if plan.program.policy else ()
+    said = (f"assumed: {a.field} = {a.value} ({a.why}); confirm with {a.option}" for a in assumed)
+    return (*said, *plan.notes)
+
+
+def ordinal_of(device: str | int) -> int | None:
+    """The GPU's number; None for the CPU."""
+    if isinstance(device, int):
+        return device
+    kind, _, number = device.partition(":")
+    if device == "cpu":
+        return None
+    if kind != "cuda" or not (number.isdigit() or device == "cuda"):
+        raise UsageError("option.device", f"there is no device {device!r}", [("choices", "cuda, cuda:N, cpu")])
+    return int(number or 0)
+
+
+def executor_for(plan: Plan, ordinal: int | None, stream: Any = None) -> Executor:
+    """The session on a GPU, or the emulator."""
+    if ordinal is None:
+        from frtc.runtime.emulator import Emulator
+
+        return Emulator(plan)
+    from frtc.runtime.session import Session
+
+    return Session(plan, ordinal, stream)

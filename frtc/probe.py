@@ -1,0 +1,54 @@
+"""Reading values where a Plan keeps them, on the device or in the emulator: what self-test and bisection look at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from frtc.kernels.dtypes import DTYPES
+from frtc.runtime.emulator import Emulator
+from frtc.runtime.executor import Executor
+from frtc.runtime.plan import Program, Ref, Repeat, Run, Stage
+from frtc.runtime.plan_file import Plan
+
+Array = np.ndarray[Any, Any]
+
+
+def read(executor: Executor, ref: Ref, round: int = 0) -> Array:
+    """A copy of the value that `ref` describes, as the last run left it."""
+    if isinstance(executor, Emulator):
+        return executor.view(ref, round).copy()
+    dtype = DTYPES[ref.dtype].numpy
+    reach = sum((n - 1) * stride for n, stride in zip(ref.shape, ref.strides, strict=True))
+    host = np.empty((reach + 1) * dtype.itemsize, np.uint8)
+    session: Any = executor
+    address = session.addresses[ref.space + ref.slot] + ref.offset + round * ref.step
+    with session.driver.current():
+        session.driver.call("cuMemcpyDtoH", host.ctypes.data, address, host.nbytes)
+    return np.ndarray(ref.shape, dtype, host, 0, [s * dtype.itemsize for s in ref.strides]).copy()
+
+
+def by_call(plan: Plan) -> Plan:
+    """The same Plan with every call as a stage of its own ("denoise/7"), so that each can run and be looked at alone.
+
+    Offsets stay: the memory plan gives every call its operands as long as the calls run in order.
+    """
+    program = plan.program
+    stages = tuple(
+        Stage(f"{stage.name}/{i}", (replace(call, after=()),))
+        for stage in program.stages
+        for i, call in enumerate(stage.calls)
+    )
+    return replace(plan, program=replace(program, stages=stages, schedule=_spread(program, program.schedule)))
+
+
+def _spread(program: Program, steps: tuple[Run | Repeat, ...]) -> tuple[Run | Repeat, ...]:
+    spread: list[Run | Repeat] = []
+    for step in steps:
+        if isinstance(step, Repeat):
+            spread.append(Repeat(step.count, _spread(program, step.body)))
+        else:
+            spread += [Run(f"{step.stage}/{i}") for i in range(len(program.stage(step.stage).calls))]
+    return tuple(spread)
