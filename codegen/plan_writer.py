@@ -40,7 +40,7 @@ class PlanWriter:
     blobs   cubins and other tensors of bytes, by name
     """
 
-    def __init__(self, path: str | Path, program: Program, blobs: Mapping[str, bytes], room: int = 1 << 16) -> None:
+    def __init__(self, path: str | Path, program: Program, blobs: Mapping[str, bytes], room: int = 1 << 18) -> None:
         self.path, self.tmp, self.plan_id = Path(path), Path(f"{path}.tmp"), ""
         self.file: BinaryIO | None = None
         self.failed: EnvironmentFault | None = None

@@ -43,11 +43,15 @@ class Graph:
         self.nodes: list[Node] = []
         self.graph = driver.call("cuGraphCreate", 0)
         self.executable: Any = None
-        ends = self._record([], events[:1])
-        for i, (stage, round) in enumerate(steps):
-            ends = self._add_stage(stage, round, ends) or ends
-            ends = self._record(ends, events[i + 1 : i + 2])
-        self.executable = driver.call("cuGraphInstantiate", self.graph, 0)
+        try:
+            ends = self._record([], events[:1])
+            for i, (stage, round) in enumerate(steps):
+                ends = self._add_stage(stage, round, ends) or ends
+                ends = self._record(ends, events[i + 1 : i + 2])
+            self.executable = driver.call("cuGraphInstantiate", self.graph, 0)
+        except BaseException:
+            self.destroy()
+            raise
 
     def launch(self, stream: Any) -> None:
         self.driver.call("cuGraphLaunch", self.executable, stream)

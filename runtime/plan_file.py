@@ -89,7 +89,7 @@ class Plan:
     """An open Plan. Its bytes are a read-only mapping of the file, alive as long as anything refers to it.
 
     evidence   what was found out about this program; empty where it belongs to another one
-    notes      what every open says: assumptions of the policy, evidence that was ignored
+    notes      what every open says: evidence that was ignored, and why
     """
 
     path: Path

@@ -192,7 +192,7 @@ class Session(Executor):
         self.synchronize()
 
     def _parts(self) -> dict[str, float]:
-        """Microseconds on the device, by a graph with an event before and after each step."""
+        """Microseconds on the device, by a graph of its own with an event before and after each step."""
         steps = unrolled(self.program.schedule)
         with self.driver.current():
             while len(self.events) < len(steps) + 3:

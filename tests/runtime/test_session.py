@@ -324,6 +324,14 @@ def test_failed_opening_gives_all_back(plan: Plan, api: NullApi, call: str) -> N
     assert not api.live and not api.pinned and not api.contexts
 
 
+@pytest.mark.parametrize("call", ["cuGraphAddKernelNode", "cuGraphInstantiate"])
+def test_a_graph_that_cannot_be_built(session: Session, api: NullApi, call: str) -> None:
+    api.fail[call] = cu.CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(DriverFault, match=f"{call} failed: CUDA_ERROR_INVALID_VALUE"):
+        session.warm()
+    assert api.calls["cuGraphDestroy"] == 1 and not session.graphs
+
+
 def test_a_kernel_fault_is_a_bug(session: Session, api: NullApi) -> None:
     session.warm()
     api.fail = {name: cu.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS for name in ("cuStreamSynchronize", "cuMemFree")}
