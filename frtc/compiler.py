@@ -25,10 +25,9 @@ from frtc.console import size
 from frtc.errors import EnvironmentFault, UsageError, nearest
 from frtc.kernels.targets import Target, load_targets
 from frtc.lowering.ir import Module, Node, Type
-from frtc.models import detect
+from frtc.models import detect, load_families
 from frtc.models.checkpoint import Checkpoint, open_checkpoint
 from frtc.models.evidence import Fact
-from frtc.models.policies import FAMILIES
 from frtc.models.stages import Model
 from frtc.passes.pipeline import Options, Report, run_passes
 from frtc.passes.standard import pipeline
@@ -118,7 +117,7 @@ def open_model(path: Path, options: CompileOptions) -> Opened:
     """Read headers and side files; no weights are read, nothing is traced."""
     checkpoint = open_checkpoint(path)
     model = detect(checkpoint)
-    files = read_policy_files(checkpoint.folder, FAMILIES[model.name], options.policy)
+    files = read_policy_files(checkpoint.folder, load_families()[model.name], options.policy)
     chosen = {name: getattr(options, name) for name in SIZE_FLAGS if getattr(options, name) is not None}
     config, facts = model.config(checkpoint, chosen | {"views": len(files.cameras), "origin": files.origin})
     facts = tuple(f for f in facts if f.name not in ("views", "origin"))  # the policy's files said these, with sources

@@ -5,10 +5,10 @@ choice = CATALOG.select(site, target)        # choice.kernel, choice.config; pri
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from frtc import plugins
 from frtc.errors import FrtcError
 from frtc.kernels.spec import Config, Kernel, Site
 from frtc.kernels.targets import Target
@@ -117,7 +117,7 @@ def _too_large(kernel: Kernel, site: Site, config: Config, target: Target) -> in
 
 
 def _load() -> Catalog:
-    modules = (importlib.import_module(f"frtc.kernels.{name}") for name in MODULES)
+    modules = plugins.table("kernels", "frtc.kernels", MODULES).values()
     return Catalog(tuple(kernel for module in modules for kernel in module.KERNELS))
 
 

@@ -7,6 +7,7 @@ Axes are negative (counted from the last), so that leading batch dimensions neve
 
 from __future__ import annotations
 
+from frtc import plugins
 from frtc.kernels.dtypes import DTYPES
 from frtc.lowering.ir import AnyType, Attr, Node, Type, make
 from frtc.lowering.op import Op, op, require
@@ -616,6 +617,8 @@ def rope_qkv(
 
 
 OPS: dict[str, Op] = {row.name: row for row in list(globals().values()) if isinstance(row, Op)}
+for _module in plugins.table("ops", "frtc.lowering", ()).values():
+    OPS |= {row.name: row for row in vars(_module).values() if isinstance(row, Op)}
 
 POINTWISE = frozenset(
     "neg abs exp log tanh erf sin cos sqrt rsqrt floor sigmoid silu gelu_tanh gelu_erf cast add sub mul div floor_div mod "

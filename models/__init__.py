@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from frtc import plugins
 from frtc.errors import FrtcError
 
 if TYPE_CHECKING:
     from frtc.models.checkpoint import Checkpoint
+    from frtc.models.policies import PolicyFamily
     from frtc.models.stages import Model
 
 MODULES = ["pi05"]
 
 
 def load_models() -> dict[str, Model]:
-    """All built-in models by name, in the order of MODULES."""
-    return {name: importlib.import_module(f"frtc.models.{name}").MODEL for name in MODULES}
+    """All models by name: ours in the order of MODULES, then those of plug-ins."""
+    modules = plugins.table("models", "frtc.models", MODULES).values()
+    return {module.MODEL.name: module.MODEL for module in modules}
+
+
+def load_families() -> dict[str, PolicyFamily]:
+    """What each model's family publishes about its policy, by the model's name."""
+    modules = plugins.table("models", "frtc.models", MODULES).values()
+    return {module.MODEL.name: module.FAMILY for module in modules}
 
 
 def detect(checkpoint: Checkpoint) -> Model:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from frtc.models.checkpoint import Checkpoint
 from frtc.models.evidence import Evidence, Fact
 from frtc.models.gemma import AdaRmsNorm, ExpertLayer, GemmaConfig, PrefixLayer, gemma_names, rope_tables
+from frtc.models.policies import PI05
 from frtc.models.siglip import Siglip, SiglipConfig, siglip_names
 from frtc.models.stages import Model, Repeat, Run, Schedule, Stage
 from frtc.models.weights import Shapes, WeightMap, shapes_of
@@ -335,4 +336,5 @@ def schedule(c: Pi05Config) -> Schedule:
     )
 
 
+FAMILY = PI05
 MODEL = Model("pi05", "Pi0.5", claims, config, tiny, Pi05, stages, schedule, weights)

@@ -44,5 +44,3 @@ PI05 = PolicyFamily(
     plain="{prompt}\n",
     lerobot_state_step="pi05_prepare_state_tokenizer_processor_step",
 )
-
-FAMILIES = {family.name: family for family in (PI05,)}

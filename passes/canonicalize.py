@@ -6,6 +6,7 @@ together until none fires: a recognised norm may be what lets a cast vanish, and
 
 from __future__ import annotations
 
+from frtc import plugins
 from frtc.lowering.ir import Module
 from frtc.passes import (
     canonical_activation,
@@ -40,6 +41,7 @@ RULES = (
     canonical_attention.RULES,
     canonical_heads.RULES,
     canonical_gated.RULES,
+    *(rules.RULES for rules in plugins.table("rules", "frtc.passes", ()).values()),
 )
 
 

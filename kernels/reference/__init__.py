@@ -11,17 +11,18 @@ Each module below holds a table OPS of the references it defines.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
+
+from frtc import plugins
 
 MODULES = ["pointwise", "shape", "norm", "attention", "linear"]
 
 
 def _load() -> dict[str, Callable[..., Any]]:
     table: dict[str, Callable[..., Any]] = {}
-    for name in MODULES:
-        ops = importlib.import_module(f"frtc.kernels.reference.{name}").OPS
+    for name, module in plugins.table("references", "frtc.kernels.reference", MODULES).items():
+        ops = module.OPS
         twice = table.keys() & ops.keys()
         assert not twice, f"{sorted(twice)} defined in {name} and before it"
         table |= ops

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, field
+
+from frtc import plugins
 
 KiB, MiB, GB = 1024, 1024 * 1024, 10**9
 
@@ -47,5 +48,6 @@ MODULES = ["thor", "rtx5090", "rtx4090", "orin", "a100", "hopper"]
 
 
 def load_targets() -> dict[str, Target]:
-    """All built-in targets by name, in the order of MODULES."""
-    return {name: importlib.import_module(f"frtc.kernels.targets.{name}").TARGET for name in MODULES}
+    """All targets by name: ours in the order of MODULES, then those of plug-ins."""
+    modules = plugins.table("targets", "frtc.kernels.targets", MODULES).values()
+    return {module.TARGET.name: module.TARGET for module in modules}
