@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from frtc.errors import FrtcError
+from frtc.errors import EnvironmentFault, FrtcError
 from frtc.kernels.dtypes import DTYPES, is_float, round_to
 from frtc.kernels.reference import REFERENCES
 from frtc.runtime.executor import Array, Executor
@@ -28,13 +28,14 @@ class Emulator(Executor):
         super().__init__(plan.program)
         self.poison = poison
         program = plan.program
-        self.memory: dict[str, Any] = {
-            WEIGHTS: plan.weights,
-            ARENA: np.zeros(program.arena_nbytes, np.uint8),
-            STATE: np.zeros(program.state_nbytes, np.uint8),
-        }
-        for slot in (*program.inputs, *program.outputs):
-            self.memory[SLOT + slot.name] = np.zeros(slot.nbytes, np.uint8)
+        sizes = {ARENA: program.arena_nbytes, STATE: program.state_nbytes}
+        sizes |= {SLOT + slot.name: slot.nbytes for slot in (*program.inputs, *program.outputs)}
+        self.memory: dict[str, Any] = {WEIGHTS: plan.weights}
+        try:
+            self.memory |= {space: np.zeros(nbytes, np.uint8) for space, nbytes in sizes.items()}
+        except MemoryError:
+            what = f"the Plan needs {sum(sizes.values()):,} bytes beside its weights, which this machine does not have"
+            raise EnvironmentFault("env.memory", what) from None
 
     def run(self) -> None:
         for name, round in unrolled(self.program.schedule):

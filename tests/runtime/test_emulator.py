@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frtc.errors import FrtcError, UsageError
+from frtc.errors import EnvironmentFault, FrtcError, UsageError
 from frtc.kernels.dtypes import DTYPES
 from frtc.runtime.emulator import Emulator
 from frtc.runtime.plan import Call, Program, Ref, Slot, Stage
@@ -122,6 +122,16 @@ def test_a_reference_that_fails_is_reported(plan: Plan) -> None:
         with pytest.raises(FrtcError, match="reshape cannot be evaluated") as caught:
             emulator.run()
         assert caught.value.code == "plan.invalid" and ("call", "layers.0") in caught.value.rows
+
+
+def test_too_little_memory(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(np, "zeros", none_left)
+    with pytest.raises(EnvironmentFault, match="needs 1,168 bytes beside its weights") as caught:
+        Emulator(plan)
+    assert caught.value.code == "env.memory"
 
 
 def test_timing(plan: Plan) -> None:
