@@ -29,6 +29,7 @@ GRID_MOST, BLOCK_MOST = (2**31 - 1, 65535, 65535), 1024  # CUDA programming guid
 SMEM_MOST = 227 * 1024  # bytes of dynamic shared memory, the most of any target
 REGISTERS_MOST = 65536  # of a block
 NUMBERS = {"i32": 4, "i64": 8, "f32": 4}  # parameter kinds that hold a number, and their bytes
+MALFORMED = (ValueError, KeyError, IndexError, struct.error)  # what reading an ELF that is none raises
 POINTERS = ("operand", "result", "scratch", "counters")
 
 
@@ -334,6 +335,3 @@ def _parameters(name: str, image: bytes, symbol: str) -> tuple[int, ...]:
         return parameters_of(image, symbol)
     except MALFORMED as fault:
         raise bad(name, f"is no cubin: {fault}") from None
-
-
-MALFORMED = (ValueError, KeyError, IndexError, struct.error)
