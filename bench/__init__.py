@@ -1,1 +1,1 @@
-"""Measurements on a GPU: the full model against eager PyTorch, and its latency beside rivals. Not part of the package."""
+"""Measurements on a GPU: the full model against eager PyTorch, its latency beside rivals. Not part of the package."""

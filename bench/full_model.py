@@ -1,9 +1,8 @@
-"""The full-size Pi0.5 on disk: a synthetic checkpoint, Plans compiled from it, and the eager module with its weights."""
+"""The full-size Pi0.5 on disk: a synthetic checkpoint, Plans compiled from it, the eager module with its weights."""
 
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from frtc.compiler import Compiled, CompileOptions, compile_checkpoint
+from frtc.compiler import CompileOptions, compile
 from frtc.models import pi05
 from frtc.models.checkpoint import open_checkpoint
 from frtc.models.synthetic import write_checkpoint
 from frtc.models.weights import load
 from frtc.policy_options import PolicyOptions
+from frtc.report import CompileReport
 
 Array = np.ndarray[Any, Any]
 SCRATCH = Path(os.environ.get("FRTC_SCRATCH", "/tmp/frtc-bench"))  # 20 GB
@@ -39,24 +39,26 @@ def checkpoint(size: str = "full") -> Path:
     folder = SCRATCH / f"pi05-{size}"
     if not folder.exists():
         SCRATCH.mkdir(parents=True, exist_ok=True)
-        write_checkpoint(folder, "openpi", size, 0, "bfloat16", os.cpu_count() or 1)
+        write_checkpoint(folder, "openpi", size, 0, "bf16", os.cpu_count() or 1)
     return folder
 
 
-def compiled(shape: Shape, arch: str = "hopper", size: str = "full", precision: str = "bf16") -> tuple[Compiled, float]:
-    """A Plan without self-test vectors, and the seconds that compiling took."""
+def compiled(shape: Shape, arch: str = "hopper", size: str = "full", precision: str = "bf16") -> CompileReport:
+    """A Plan without self-test vectors."""
     out = SCRATCH / f"{size}-{arch}-{precision}-{shape}.plan"
     policy = PolicyOptions(views=shape.views)
     options = CompileOptions(policy, precision=precision, prompt=shape.prompt, horizon=shape.horizon, self_test=False)
-    started = time.perf_counter()
-    return compile_checkpoint(checkpoint(size), arch, out, options), time.perf_counter() - started
+    return compile(checkpoint(size), arch, out, options)
+
+
+def config_of(shape: Shape, size: str = "full") -> pi05.Pi05Config:
+    choices = {"views": shape.views, "prompt": shape.prompt, "horizon": shape.horizon}
+    return pi05.config(open_checkpoint(checkpoint(size)), choices)[0]
 
 
 def eager(shape: Shape, dtype: torch.dtype, size: str = "full", device: str = "cuda") -> pi05.Pi05:
     """Our module with the checkpoint's weights: float32 is the reference, bfloat16 the serving precision."""
-    opened = open_checkpoint(checkpoint(size))
-    choices = {"views": shape.views, "prompt": shape.prompt, "horizon": shape.horizon}
-    config, _ = pi05.config(opened, choices)
+    opened, config = open_checkpoint(checkpoint(size)), config_of(shape, size)
     model = pi05.Pi05(config, dtype).eval()
     load(model, opened, pi05.weights(opened, config))
     return model.to(device)
