@@ -104,7 +104,7 @@ def _evaluate(
         return stored(_literal(node), node.t, mode)
     if node.op == "item":
         return values[node.args[0]][node["index"]]  # type: ignore[index]
-    attrs = {k: ("f32" if k in OPS[node.op].inner and mode != "typed" else v) for k, v in node.attrs}
+    attrs = dict(node.attrs) if mode == "typed" else _unrounded(node, mode)
     args: list[Any] = [None if a is None else values[a] for a in node.args]
     result: Any = _cast(args[0], node.t) if node.op == "cast" else REFERENCES[node.op](*args, **attrs)
     if isinstance(node.type, tuple):
@@ -112,6 +112,16 @@ def _evaluate(
     result = np.asarray(result)
     assert result.shape == node.shape, f"reference of {node.op} gives {result.shape}, its type is {node.type}"
     return stored(result, node.t, mode)
+
+
+def _unrounded(node: Node, mode: str) -> dict[str, Any]:
+    """The attributes without roundings inside the op: neither named ones nor casts between the steps of a program."""
+    attrs = {k: "f32" if k in OPS[node.op].inner else v for k, v in node.attrs}
+    if node.op == "pointwise":
+        wide = "f64" if mode == "exact" else "f32"
+        steps = ((*s[:-1], wide) if s[0] == "cast" and is_float(s[-1]) and s[-1] != "f64" else s for s in attrs["expr"])
+        attrs["expr"] = tuple(steps)
+    return attrs
 
 
 def _cast(x: Array, type: Type) -> Array:

@@ -14,8 +14,8 @@ from frtc.lowering.verify import Invalid
 
 Array = np.ndarray[Any, Any]
 
-# Relative error ||y - y*|| / ||y*|| allowed between before and after. Widened: only the order of fp32 additions differs.
-# As typed: a pass may drop or move roundings of intermediates, so the coarsest float type anywhere decides.
+# Relative error ||y - y*|| / ||y*|| allowed between before and after. Widened: only the order of fp32 additions
+# differs. As typed: a pass may drop or move roundings of intermediates, so the coarsest float type anywhere decides.
 WIDE = 1e-5
 TYPED = {"f64": 1e-5, "f32": 1e-5, "f16": 3e-3, "bf16": 2e-2, "e4m3": 1e-1, "e5m2": 2e-1}
 
@@ -48,7 +48,8 @@ def compare(before: Module, after: Module, name: str, seed: int = 0) -> None:
         return random_tensor(key, types[key], seed)
 
     for mode in ("wide", "typed"):
-        old, new = (run_module(m, inputs, evaluate_weights(m, tensors, mode).__getitem__, mode) for m in (before, after))
+        weights = [evaluate_weights(m, tensors, mode) for m in (before, after)]
+        old, new = (run_module(m, inputs, w.__getitem__, mode) for m, w in zip((before, after), weights, strict=True))
         for key in (k for k in results if k in old):
             if key not in new:
                 raise Invalid(f"pass {name} loses {key}")

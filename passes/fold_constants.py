@@ -49,8 +49,8 @@ def _fold(graph: Graph, index_name: str) -> Graph:
         operands = new.operands
         if not operands or not all(a.is_const or a in tables for a in operands) or new.is_const:
             return new
-        steps = next(tables[a].shape[0] for a in operands if a in tables)
-        table = _lift(new, tables, steps)
+        lengths = {tables[a].shape[0] for a in operands if a in tables}
+        table = _lift(new, tables, lengths.pop()) if len(lengths) == 1 else None
         if table is None:
             return new
         result: Node = index(table, counters[0], loc=new.loc)
@@ -68,7 +68,7 @@ def _lift(node: Node, tables: dict[Node, Node], steps: int) -> Node | None:
     args: list[Node | None] = [None if a is None else tables.get(a, a) for a in node.args]
     attrs = {**dict(node.attrs), "dtype": node.dtype}
     if node.op == "concat":  # parts that do not depend on the step are repeated
-        args = [a if b in tables else broadcast(a, shape=(steps, *b.shape)) for a, b in zip(args, node.args, strict=True) if a and b]
+        args = [tables.get(a, broadcast(a, shape=(steps, *a.shape))) for a in node.operands]
     elif node.op == "reshape":
         attrs["shape"] = (steps, *node["shape"])
     elif node.op == "broadcast" or node.op in POINTWISE:  # the step axis stays in front of all others
@@ -90,5 +90,3 @@ def _widened(table: Node | None, entry: Node | None, node: Node, tables: dict[No
     ones = len(node.shape) - len(entry.shape)
     wide: Node = reshape(table, shape=(steps, *(1,) * ones, *entry.shape))
     return wide if ones else table
-
-

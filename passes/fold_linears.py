@@ -2,27 +2,36 @@
 
     mul(linear(x, w, b), c)               -> linear(x, c w, c b)                 c a literal: the Euler step's dt
     linear(linear(x, w1, b1), w2, b2)     -> linear(x, w2 w1, w2 b1 + b2)        where that is not more work
+    a - linear(x, w, b)                   -> a + linear(x, -w, -b)
     mul(embedding(table, ids), c)         -> embedding(table, ids, scale=c)
 
-The products are constant expressions: evaluated in float64 and rounded once. Only where nothing else reads the inner value.
+The products are constant expressions: evaluated in float64 and rounded once. Only where nothing else reads the inner
+value.
 """
 
 from __future__ import annotations
 
 from frtc.lowering.ir import Module, Node
-from frtc.lowering.ops import add, embedding, linear, matmul, mul
+from frtc.lowering.ops import add, const, embedding, linear, matmul, mul, sub
 from frtc.lowering.pattern import Var, once
 from frtc.lowering.pattern import literal as number
 from frtc.passes.rewrite import Rules, rewrite
 
 x, w, b, w2, b2 = Var("x"), Var("w", const=True), Var("b", const=True), Var("w2", const=True), Var("b2", const=True)
-table, ids, scale = Var("table", const=True), Var("ids"), Var("scale")
+other, table, ids, scale = Var("other"), Var("table", const=True), Var("ids"), Var("scale")
 factor = Var("factor", where=lambda n: number(n) is not None and n.shape == ())
 
 
 def _scaled(node: Node, x: Node, w: Node, factor: Node, b: Node | None = None) -> Node:
     bias = None if b is None else mul(b, factor, dtype=b.dtype)
     result: Node = linear(x, mul(w, factor, dtype=w.dtype), bias, dtype=node.dtype)
+    return result
+
+
+def _negated(node: Node, other: Node, x: Node, w: Node, b: Node | None = None) -> Node:
+    """The sum that is left can be the linear's residual."""
+    product = node.operands[1]
+    result: Node = add(other, _scaled(product, x, w, const(-1.0), b), dtype=node.dtype)
     return result
 
 
@@ -50,6 +59,8 @@ FACTORS = Rules(
     [
         (mul(once(linear(x, w)), factor), lambda node, x, w, factor: _scaled(node, x, w, factor)),
         (mul(once(linear(x, w, b)), factor), lambda node, x, w, b, factor: _scaled(node, x, w, factor, b)),
+        (sub(other, once(linear(x, w))), lambda node, other, x, w: _negated(node, other, x, w)),
+        (sub(other, once(linear(x, w, b))), lambda node, other, x, w, b: _negated(node, other, x, w, b)),
         (mul(once(embedding(table, ids, scale=scale)), factor), _scaled_rows),
     ],
 )
@@ -66,5 +77,3 @@ CHAINS = Rules(
 
 def fold_linears(module: Module) -> Module:
     return module.map(lambda graph: rewrite(graph, FACTORS, CHAINS))
-
-

@@ -4,7 +4,8 @@
     linear(layer_norm(x, w, c), W, b) -> linear(layer_norm(x), W * w, b + W c)
 
 The products are constant expressions: evaluated in float64 and rounded once. Only where all readers are linears with
-constant weights; otherwise the norm would have to be computed twice. After merge_linears, so that one norm feeds one linear.
+constant weights; otherwise the norm would have to be computed twice. After merge_linears, so that one norm feeds one
+linear.
 """
 
 from __future__ import annotations

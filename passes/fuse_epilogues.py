@@ -5,8 +5,8 @@
     r + linear(..)                    -> linear(.., residual=r)
     gated_linear(x, gate, up)         -> gated_linear(x, interleave(gate, up))
 
-The intermediate is no longer rounded to 16 bits nor written to memory. Only what some kernel can run (`implements`), and only
-where nothing else reads the intermediate.
+The intermediate is no longer rounded to 16 bits nor written to memory. Only what some kernel can run (`implements`),
+and only where nothing else reads the intermediate.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def _with_act(node: Node, product: Node) -> Node | None:
 
 def _with_gate(node: Node, product: Node, other: Node) -> Node | None:
     per_column = len(other.shape) == 1 and other.shape == product.shape[-1:]
-    if product.args[3] is not None or product.args[4] is not None or not (per_column or other.shape == product.shape):
+    if product.args[3] is not None or product.args[4] is not None or not other.t.is_float:
+        return None
+    if not (per_column or other.shape == product.shape) or node.shape != product.shape:
         return None
     result: Node = linear(*product.args[:3], None, other, act=product["act"], dtype=node.dtype, loc=product.loc)
     return result

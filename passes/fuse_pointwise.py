@@ -3,8 +3,8 @@
     mul(sub(a, b), sub(a, b))  ->  pointwise(a, b; expr)
     view(pointwise(a; expr))   ->  pointwise(view(a); expr)        where the view permutes all elements
 
-One launch instead of several, and what lies between is neither rounded nor stored. An operand is drawn in only if nothing else
-reads it and it has the shape of the result, so that nothing is computed twice.
+One launch instead of several, and what lies between is neither rounded nor stored. An operand is drawn in only if
+nothing else reads it and it has the shape of the result, so that nothing is computed twice.
 """
 
 from __future__ import annotations

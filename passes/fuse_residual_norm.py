@@ -3,16 +3,16 @@
     s = x + r;         y = rms_norm(s)           -> (s, y) = residual_norm(x, r)
     s = x + gate * r;  y = ada_rms_norm(s, ..)   -> (s, y) = residual_norm(x, r, gate, ..)
 
-After fuse_epilogues: where a linear can add the residual itself, that is cheaper, since s is then never read back for the
-sum. What remains here are sums whose parts come from elsewhere. The sum is rounded to x's type in both forms.
+After fuse_epilogues: where a linear can add the residual itself, that is cheaper, since s is then never read back for
+the sum. What remains here are sums whose parts come from elsewhere. The sum is rounded to x's type in both forms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
-from frtc.lowering.ir import Graph, Module, Node, item, rebuild
+from frtc.lowering.ir import Graph, Module, Node, item, make
 from frtc.lowering.ops import residual_norm
 from frtc.passes.rewrite import Pass, count
 
@@ -29,29 +29,54 @@ def _run(module: Module, implements: Implements) -> Module:
 
 
 def _fuse(graph: Graph, implements: Implements) -> Graph:
-    norms: dict[Node, Node] = {}  # sum -> the first norm that reads it
-    for node in graph.nodes:
-        if node.op in KINDS and node.get("inner", "f32") == "f32":
-            source = node.args[0]
-            if source is not None and source.op == "add" and source.args[0] is not None and _sums(source):
-                norms.setdefault(source, node)
+    norms = _norms(graph)
     uses = graph.users()
     fused: dict[Node, Node] = {}
     done: dict[Node, Node] = {}
-
-    def visit(old: Node, new: Node) -> Node:
+    for old in _walk(graph.roots, norms):
+        args = tuple(None if a is None else done[a] for a in old.args)
+        new = old if args == old.args else make(old.op, args, dict(old.attrs), old.type, old.loc)
         if old in norms:
             both = _both(old, new, norms[old], done, uses)
-            if both is not None and implements(both):
+            if implements(both):
                 fused[old] = both
                 new = item(both, 0)
                 count("fuse_residual_norm")
-        elif old.args and old.args[0] in fused and norms.get(old.args[0]) is old:
+        elif old.args and old.args[0] in fused and norms[old.args[0]] is old:
             new = item(fused[old.args[0]], 1)
         done[old] = new
-        return new
+    return graph.replace(done)
 
-    return rebuild(graph, visit)
+
+def _norms(graph: Graph) -> dict[Node, Node]:
+    """Sum -> the first norm that reads it and whose vectors can be computed before it."""
+    found: dict[Node, Node] = {}
+    for node in graph.nodes:
+        source = node.args[0] if node.op in KINDS and node.get("inner", "f32") == "f32" else None
+        if source is None or source.op != "add" or source in found or not _sums(source):
+            continue
+        if source not in set(_walk(_vectors(node), found)):
+            found[source] = node
+    return found
+
+
+def _vectors(norm: Node) -> list[Node]:
+    return [a for a in norm.args[1:] if a is not None]
+
+
+def _walk(roots: Iterable[Node], norms: Mapping[Node, Node]) -> Iterator[Node]:
+    """Every node below the roots, operands first, and the vectors of a norm before the sum that it is fused with."""
+    seen: set[Node] = set()
+    stack = [(r, False) for r in reversed(list(roots))]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            before = [*node.operands, *(_vectors(norms[node]) if node in norms else ())]
+            stack.append((node, True))
+            stack.extend((a, False) for a in reversed(before) if a not in seen)
 
 
 def _sums(node: Node) -> bool:
@@ -59,23 +84,20 @@ def _sums(node: Node) -> bool:
     return all(a.type == node.type and not a.is_const for a in node.operands)
 
 
-def _both(old: Node, new: Node, norm: Node, done: dict[Node, Node], uses: dict[Node, int]) -> Node | None:
-    """residual_norm for the sum `new` and its norm; None if the norm's vectors are computed after the sum."""
-    vectors = [a if a is None or a.is_const else done.get(a) for a in norm.args[1:]]
-    if any(v is None and a is not None for v, a in zip(vectors, norm.args[1:], strict=True)):
-        return None
+def _both(old: Node, new: Node, norm: Node, done: dict[Node, Node], uses: dict[Node, int]) -> Node:
+    """residual_norm for the sum `new`, which was `old`, and its norm."""
     x, r = new.operands
     gate = None
     gated = _gated(old.operands[1], uses) or _gated(old.operands[0], uses)
     if gated is not None:
         inner = done[gated]
         x = next(a for a in new.operands if a is not inner)
-        r, gate = sorted(inner.operands, key=lambda a: a.type != new.type)
+        gate, r = sorted(inner.operands, key=lambda a: a.t.rank)
     result: Node = residual_norm(
         x,
         r,
         gate,
-        *vectors,
+        *(None if a is None else done[a] for a in norm.args[1:]),
         kind=KINDS[norm.op],
         eps=norm["eps"],
         offset=norm.get("offset", 0.0),
@@ -89,5 +111,5 @@ def _gated(node: Node, uses: dict[Node, int]) -> Node | None:
     """`gate * r` that only the sum reads, the gate one value per column."""
     if node.op != "mul" or uses.get(node) != 1:
         return None
-    shapes = sorted((len(a.shape) for a in node.operands), reverse=True)
-    return node if shapes[0] > shapes[1] == 1 else None
+    gate, r = sorted(node.operands, key=lambda a: a.t.rank)
+    return node if r.shape == node.shape and gate.shape == r.shape[-1:] != r.shape else None

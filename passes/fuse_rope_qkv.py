@@ -42,9 +42,9 @@ class _Heads:
         if len(shape) < 3 or any(n != 1 for n in shape[:-3]):
             return None
         heads, rows, size = shape[-3:]
-        expected = (size if heads > 1 else strides[-3], projection.shape[1], 1)
-        fits = rows == projection.shape[0] and strides[-3:] == expected
-        return _Heads(heads, size, node["offset"]) if fits else None
+        expected = (size, projection.shape[1], 1)
+        same = all(n == 1 or a == b for n, a, b in zip(shape[-3:], strides[-3:], expected, strict=True))
+        return _Heads(heads, size, node["offset"]) if same and rows == projection.shape[0] else None
 
 
 def _fuse(graph: Graph, implements: Implements) -> Graph:

@@ -10,37 +10,57 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from frtc.lowering.ir import Graph, Module, Node, Repeat, Run, Step, input_, rebuild
+from frtc.lowering.ir import Graph, Let, Module, Node, Repeat, Run, Step, While, input_, rebuild
 from frtc.lowering.ops import SHAPE
 from frtc.passes.rewrite import count
 
 
 def hoist(module: Module) -> Module:
     graphs = list(module.graphs)
-    schedule = _hoist_steps(module.schedule, graphs)
+    schedule = _hoist_steps(module.schedule, graphs, _runs(module.schedule))
     return replace(module, graphs=tuple(graphs), schedule=schedule)
 
 
-def _hoist_steps(steps: tuple[Step, ...], graphs: list[Graph]) -> tuple[Step, ...]:
+def _hoist_steps(steps: tuple[Step, ...], graphs: list[Graph], runs: list[str]) -> tuple[Step, ...]:
+    """A program that the schedule runs in several places stays whole: each place would need its own first part."""
     result: list[Step] = []
     for step in steps:
         if isinstance(step, Repeat):
-            step = replace(step, body=_hoist_steps(step.body, graphs))
-            programs = [s.program for s in step.body if isinstance(s, Run)]
-            changing = {step.index} | {k for g in graphs if g.name in programs for k, _ in g.outputs}
-            for name in programs:
-                if any(_split(graphs, g, changing) for g in [g for g in graphs if g.name == name]):
+            step = replace(step, body=_hoist_steps(step.body, graphs, runs))
+            changing = _written(step, graphs)
+            for name in [s.program for s in step.body if isinstance(s, Run) and runs.count(s.program) <= 1]:
+                variants = [g for g in graphs if g.name == name]
+                if any(_moved(g, changing) for g in variants):
+                    for graph in variants:
+                        _split(graphs, graph, _moved(graph, changing))
                     result.append(Run(f"{name}.once"))
         result.append(step)
     return tuple(result)
 
 
-def _split(graphs: list[Graph], graph: Graph, changing: set[str]) -> bool:
-    """Move what is invariant in `graph` to a new graph in front of it; false if there is nothing to move."""
-    invariant = _invariant(graph, changing)
-    moved = [n for n in _boundary(graph, invariant) if not _is_view_of_input(n)]
-    if not moved:
-        return False
+def _runs(steps: tuple[Step, ...]) -> list[str]:
+    """The program of every run in the schedule."""
+    nested = (_runs(s.body) if isinstance(s, Repeat | While) else [s.program] for s in steps if not isinstance(s, Let))
+    return [program for programs in nested for program in programs]
+
+
+def _written(step: Step, graphs: list[Graph]) -> set[str]:
+    """What a step writes into the environment, at any depth."""
+    if isinstance(step, Run):
+        return {k for g in graphs if g.name == step.program for k, _ in g.outputs}
+    if isinstance(step, Let):
+        return {step.name}
+    counter = {step.index} if isinstance(step, Repeat) else set()
+    return counter.union(*(_written(s, graphs) for s in step.body))
+
+
+def _moved(graph: Graph, changing: set[str]) -> list[Node]:
+    """Invariant values that leave the loop."""
+    return [n for n in _boundary(graph, _invariant(graph, changing)) if not _is_view_of_input(n)]
+
+
+def _split(graphs: list[Graph], graph: Graph, moved: list[Node]) -> None:
+    """Compute `moved` in a new graph in front of `graph`."""
     names = {n: f"{graph.name}.h{i}" for i, n in enumerate(moved)}
     fresh = {n: input_(name, n.t) for n, name in names.items()}
     rest = rebuild(graph, lambda old, new: fresh.get(old, new))
@@ -52,7 +72,6 @@ def _split(graphs: list[Graph], graph: Graph, changing: set[str]) -> bool:
     graphs[at : at + 1] = [once, replace(rest, inputs=inputs)]
     for _ in moved:
         count("hoist")
-    return True
 
 
 def _invariant(graph: Graph, changing: set[str]) -> set[Node]:

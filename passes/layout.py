@@ -2,7 +2,8 @@
 
     slice(reshape(x)) -> view(x, shape, strides, offset)
 
-No data moves for a view; kernels read it by its strides. A reshape that no strides can express stays and will be a copy.
+No data moves for a view; kernels read it by its strides. A reshape that no strides can express stays: its operand is
+written where the reshape wants it, or copied.
 Last in the pipeline: no rule matches views.
 """
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from frtc.lowering.ir import Graph, Module, Node, rebuild
-from frtc.lowering.ops import SHAPE, concat, const, linear, slice_
+from frtc.lowering.ops import SHAPE, cast, concat, const, linear, slice_
 from frtc.passes.rewrite import count
 
 TRANSPARENT = SHAPE | {"rope", "rms_norm", "concat"}
@@ -49,7 +49,7 @@ def _merge(graph: Graph) -> Graph:
 
 
 def _attention_ranks(graph: Graph) -> dict[Node, int]:
-    """Which operand of an attention (q 0, k 1, v 2) a value becomes, for those that do through views, norms and rotation."""
+    """Which operand of an attention (q 0, k 1, v 2) a value becomes, perhaps through views, norms and rotation."""
     ranks: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         if node.op == "attention":
@@ -73,10 +73,11 @@ def _plain(node: Node) -> bool:
 def _stack(x: Node, group: list[Node]) -> Node:
     weights = concat(*(n.args[1] for n in group), axis=-2)
     biases = [n.args[2] for n in group]
-    known = next((b.dtype for b in biases if b is not None), None)
+    known = {b.dtype for b in biases if b is not None}
     bias = None
-    if known is not None:
-        parts = [b if b is not None else const(0.0, known, n.shape[-1:]) for n, b in zip(group, biases, strict=True)]
-        bias = concat(*parts, axis=-1)
+    if known:
+        dtype = known.pop() if len(known) == 1 else "f32"
+        parts = [const(0.0, dtype, n.shape[-1:]) if b is None else b for n, b in zip(group, biases, strict=True)]
+        bias = concat(*(b if b.dtype == dtype else cast(b, dtype=dtype) for b in parts), axis=-1)
     result: Node = linear(x, weights, bias, dtype=group[0].dtype, loc=group[0].loc)
     return result

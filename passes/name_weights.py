@@ -2,15 +2,14 @@
 
     linear(%x, concat(@q, @k, @v))  ->  linear(%x, @layers.0.attn.q|k|v)     weights: concat(tensor(..), ..)
 
-The expression over checkpoint tensors is kept in the module's `weights`: it is what writes the Plan, what `update` evaluates
-again for another checkpoint, and what `explain` shows. Scalar literals stay where they are.
+The expression over checkpoint tensors is kept in the module's `weights`: it is what writes the Plan, what `update`
+evaluates again for another checkpoint, and what `explain` shows. Scalar literals stay where they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from os.path import commonprefix
 
 from frtc.lowering.ir import Graph, Module, Node, rebuild, weight
 
@@ -52,12 +51,21 @@ def _describe(expression: Node) -> str:
     while level:
         names = list(dict.fromkeys(n["name"] for n in level if n.op == "weight"))
         if names:
-            shared = commonprefix(names)
-            shared = shared if len(names) == 1 else shared[: shared.rfind(".") + 1]
+            shared = _shared(names)
             return (shared + "|".join(n[len(shared) :] for n in names))[:MAX_NAME]
         seen.update(level)
         level = list(dict.fromkeys(a for n in level for a in n.operands if a not in seen))
     return f"table.{expression.op}"
+
+
+def _shared(names: list[str]) -> str:
+    """The leading parts that all names have, up to a point; "" or ends with one."""
+    shared = ""
+    for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared += f"{parts[0]}."
+    return shared
 
 
 def _unique(name: str, taken: set[str]) -> str:

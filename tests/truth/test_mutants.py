@@ -17,7 +17,7 @@ from tests.truth.traced import Subject, ask, optimised
 
 CLEARLY = 2  # times the bar
 SUBJECTS = ("golden", "pick")
-# What one wrong key of some hundred costs, or one wrong eps, is seen in a single velocity; a missing step only at the end.
+# One wrong key of some hundred, or one wrong eps, shows in a single velocity; a missing step only at the end.
 BY_VELOCITY = frozenset(MUTANTS) - {"step_count"}
 
 

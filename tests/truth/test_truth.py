@@ -130,7 +130,6 @@ def test_robot_units(name: str) -> None:
     np.testing.assert_allclose(actions, expected[f"{name}.actions"], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "f32"])
-def test_every_pass_keeps_the_meaning(precision: str) -> None:
+def test_every_pass_keeps_the_meaning() -> None:
     """FRTC_CHECK=2: the module before and after each pass, run on random inputs, widened and as typed."""
-    optimised(subject("pick", precision).module, "hopper", Options(check=2))
+    optimised(subject("pick", "bf16").module, "hopper", Options(check=2))

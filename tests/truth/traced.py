@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from frtc.codegen.fusible import implements
@@ -84,7 +83,7 @@ Runner = Callable[[Module, Lookup, Mapping[str, Array], str], Running]  # module
 
 
 class Interpreted:
-    """The interpreter as a runner. `velocity` runs the loop's program alone, after the inference has made its inputs."""
+    """The interpreter as a runner. `velocity` runs the loop's program alone; the inference has made its inputs."""
 
     def __init__(self, module: Module, tensors: Lookup, inputs: Mapping[str, Array], mode: str) -> None:
         self.module, self.inputs, self.mode = module, inputs, mode
@@ -146,7 +145,8 @@ def golden(precision: str) -> Subject:
     prefix = stages["prefix"]
     image_tokens, prompt, n = (t.to("meta") for t in (case.image_tokens, case.prompt, case.n))
     args = (image_tokens.to(dtype), prompt.to(dtype), n)
-    entered = Stage("prefix", FromEmbeddings(prefix.module).eval(), "", args, ("image_tokens", "prompt", "n"), prefix.outputs)
+    names = ("image_tokens", "prompt", "n")
+    entered = Stage("prefix", FromEmbeddings(prefix.module).eval(), "", args, names, prefix.outputs)
     loop = pi05.schedule(config).steps[-1]
     schedule = Schedule((*entered.inputs, "noise"), (Run("prefix"), loop), {"actions": "x_t"})
     checkpoint = Checkpoint(truth.GOLDEN, (truth.GOLDEN,), read_header(truth.GOLDEN))

@@ -1,0 +1,98 @@
+"""Random architectures through trace, all passes and a runner: as the eager model, at the same launches per layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+from frtc.lowering.ir import Graph, Module, Node, Type
+from frtc.lowering.ops import POINTWISE
+from frtc.models import pi05
+from frtc.passes.check import relative_error
+from frtc.trace import trace
+from tests.truth.architectures import draw, random_inputs, random_model
+from tests.truth.traced import Array, Interpreted, Runner, Subject, ask, optimised
+
+STAGE_BAR = 1e-5  # relative, float32, each result of each stage (docs/design.md, section 9)
+RUNNERS: dict[str, Runner] = {"interpreter": Interpreted}
+FEW, MANY = range(10), range(10, 110)
+# Moves no data, or only its address, once the memory is planned.
+FREE = frozenset("input const weight item view index reshape concat".split())
+
+
+def subject_of(number: int) -> tuple[Subject, dict[str, Array]]:
+    """The traced architecture, and every named result as the eager model has it."""
+    config = draw(number)
+    model, inputs = random_model(config, number), random_inputs(config, number)
+    state = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    tensors = {name: (name, Type("f32", value.shape)) for name, value in state.items()}
+    stages = pi05.stages(config, torch.float32, True)
+    module = trace("pi05", stages, pi05.schedule(config), tensors)
+    expected, x, velocity = eager(model, {name: torch.from_numpy(value) for name, value in inputs.items()})
+    return Subject(module, state.__getitem__, inputs, x, velocity), expected
+
+
+def eager(model: pi05.Pi05, inputs: dict[str, Tensor]) -> tuple[dict[str, Array], Array, Array]:
+    """(results by name, x that enters each step, velocity of each step)"""
+    with torch.no_grad():
+        image_tokens = model.vision(inputs["images"])
+        kv = model.prefix(image_tokens, inputs["tokens"], inputs["n"])
+        xs, velocities = [inputs["noise"]], []
+        for time in model.config.times:
+            x, v = model.denoise(xs[-1], torch.tensor(time), inputs["n"], kv)
+            xs, velocities = [*xs, x], [*velocities, v]
+    results = {"image_tokens": image_tokens, "actions": xs[-1]}
+    results |= {f"{kind}.{i}": part for i, pair in enumerate(kv) for kind, part in zip("kv", pair, strict=True)}
+    return {k: v.numpy() for k, v in results.items()}, torch.stack(xs[:-1]).numpy(), torch.stack(velocities).numpy()
+
+
+def check(number: int, runner: Runner) -> None:
+    one, expected = subject_of(number)
+    module = optimised(one.module, "hopper")
+    found = ask(one, module, "wide", runner)
+    for name, value in expected.items():
+        assert relative_error(found.env[name], value) <= STAGE_BAR, name
+    for k, (v, w) in enumerate(zip(found.velocity, one.velocity, strict=True)):
+        assert relative_error(v, w) <= STAGE_BAR, f"velocity of step {k}"
+    counted = launches(module)
+    assert {name: counted[name] for name in ("vision", "prefix", "denoise")} == expected_launches(draw(number))
+
+
+def launches(module: Module) -> dict[str, Counter[str]]:
+    """Nodes that cost a launch, by program and op; pointwise ones together."""
+    return {g.name: Counter("pointwise" if n.op in POINTWISE else n.op for n in _costly(g)) for g in module.graphs}
+
+
+def _costly(graph: Graph) -> list[Node]:
+    return [n for n in graph.nodes if n.op not in FREE and not n.is_const]
+
+
+def expected_launches(config: pi05.Pi05Config) -> dict[str, Counter[str]]:
+    """What every layer costs, whatever the sizes; the last prefix layer makes keys and values only."""
+    v, p, e = config.vision.layers, config.prefix.layers - 1, config.expert.layers
+    vision = {"linear": 4 * v + 2, "layer_norm": 2 * v + 1, "attention": v}
+    prefix = {"linear": 3 * p + 1, "rms_norm": 2 * p + 1, "attention": p, "gated_linear": p, "rope_qkv": p, "rope": 1}
+    denoise = {"linear": 3 * e + 2, "ada_rms_norm": 2 * e + 1, "attention": e, "gated_linear": e, "rope_qkv": e}
+    apart = {
+        "vision": {"pointwise": 1 + (config.origin == "openpi")},  # positions; pixels from integers
+        "prefix": {"embedding": 1, "pointwise": int(p > 0)},  # the length of the attention
+        "denoise": {"pointwise": 1},  # the Euler step, apart where the velocity is a result
+    }
+    per_layer = {"vision": vision, "prefix": prefix, "denoise": denoise}
+    return {name: +Counter(ops | apart[name]) for name, ops in per_layer.items()}
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("number", FEW)
+def test_architecture(number: int, runner: str) -> None:
+    check(number, RUNNERS[runner])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("number", MANY)
+def test_many_architectures(number: int, runner: str) -> None:
+    check(number, RUNNERS[runner])
