@@ -43,19 +43,31 @@ __device__ __forceinline__ u32 chunk_offset(int row, int chunk) {
 }
 
 // Starts the copy of the [ROWS, WIDTH] tile at (row0, column0) of a matrix with row stride ld; zero beyond its edges.
-template <int ROWS, int WIDTH, int THREADS, typename T>
+// WHOLE: no row of the tile ends inside it. A size that is 0 or 16 costs a predicate, any other size five instructions.
+template <bool WHOLE, int ROWS, int WIDTH, int THREADS, typename T>
 __device__ __forceinline__ void copy_tile(u32 to, const T* matrix, int ld, int row0, int rows, int column0, int columns) {
     constexpr int CHUNKS = WIDTH / 8, STEP = THREADS / CHUNKS;
     static_assert(THREADS % CHUNKS == 0, "a thread keeps its column");
     const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
-    const int bytes = min(max((columns - column0 - chunk * 8) * 2, 0), 16);
+    const int bytes = WHOLE ? 16 : min(max((columns - column0 - chunk * 8) * 2, 0), 16);
     const T* from = matrix + static_cast<i64>(row0 + first) * ld + column0 + chunk * 8;
-#pragma unroll
+#pragma unroll(WHOLE ? ROWS : 1)
     for (int r = 0; r < ROWS; r += STEP) {
         if (ROWS % STEP == 0 || first + r < ROWS) {
             cp_async_16(to + chunk_offset<ROWS, WIDTH>(first + r, chunk), from, row0 + first + r < rows ? bytes : 0);
         }
         from += static_cast<i64>(STEP) * ld;
+    }
+}
+
+template <bool WHOLE, typename TILE, bool K_ROWS, typename T>
+__device__ __forceinline__ void copy_tiles(u32 to, const T* x, const T* w, int ldx, int ldw, int M, int N, int K, int m0,
+                                           int n0, int k) {
+    copy_tile<WHOLE, TILE::BM, TILE::BK, TILE::THREADS>(to, x, ldx, m0, M, k, K);
+    if constexpr (K_ROWS) {
+        copy_tile<WHOLE, TILE::BK, TILE::BN, TILE::THREADS>(to + TILE::A_BYTES, w, ldw, k, K, n0, N);
+    } else {
+        copy_tile<WHOLE, TILE::BN, TILE::BK, TILE::THREADS>(to + TILE::A_BYTES, w, ldw, n0, N, k, K);
     }
 }
 
@@ -102,26 +114,25 @@ __device__ __forceinline__ void multiply(Accumulators<T, TILE>& acc, const Fragm
     }
 }
 
-// acc = the warp's part of x w^T over k_tiles tiles from element k0. Fragments are loaded one step ahead of the
+// acc = the warp's part of x w^T over k_tiles tiles. Fragments are loaded one step ahead of the
 // products, tiles STAGES - 1 ahead. A slot is refilled after the barrier that follows the last read of its fragments.
 template <typename T, typename TILE, bool K_ROWS>
 __device__ __forceinline__ void mainloop(Accumulators<T, TILE>& acc, u32 ring, const T* x, const T* w, int ldx, int ldw,
-                                         int M, int N, int K, int m0, int n0, int k0, int k_tiles, int warp_m, int warp_n) {
+                                         int M, int N, int K, int m0, int n0, int k_tiles, int warp_m, int warp_n) {
     constexpr int STAGES = TILE::STAGES, STEPS = TILE::BK / 16;
     const auto copy = [&](int tile, int slot) {
+        const u32 to = ring + slot * TILE::STAGE_BYTES;
+        const int k = tile * TILE::BK;
         if (tile < k_tiles) {
-            const u32 to = ring + slot * TILE::STAGE_BYTES;
-            const int k = k0 + tile * TILE::BK;
-            copy_tile<TILE::BM, TILE::BK, TILE::THREADS>(to, x, ldx, m0, M, k, K);
-            if constexpr (K_ROWS) {
-                copy_tile<TILE::BK, TILE::BN, TILE::THREADS>(to + TILE::A_BYTES, w, ldw, k, K, n0, N);
+            if (k + TILE::BK <= K && (!K_ROWS || n0 + TILE::BN <= N)) {
+                copy_tiles<true, TILE, K_ROWS>(to, x, w, ldx, ldw, M, N, K, m0, n0, k);
             } else {
-                copy_tile<TILE::BN, TILE::BK, TILE::THREADS>(to + TILE::A_BYTES, w, ldw, n0, N, k, K);
+                copy_tiles<false, TILE, K_ROWS>(to, x, w, ldx, ldw, M, N, K, m0, n0, k);
             }
         }
         cp_async_commit();
     };
-#pragma unroll
+#pragma unroll 1  // small code starts sooner: every launch fetches it anew
     for (int s = 0; s < STAGES - 1; ++s) copy(s, s);
     cp_async_wait<STAGES - 2>();
     __syncthreads();
@@ -219,11 +230,12 @@ smxx_gemm(const T* __restrict__ x, const T* __restrict__ w, const typename EPILO
     const int warp = threadIdx.x / 32;
     const int warp_m = warp % (TILE::BM / TILE::WM) * TILE::WM, warp_n = warp / (TILE::BM / TILE::WM) * TILE::WN;
 
-    int first = 0, k_tiles = (K + TILE::BK - 1) / TILE::BK;
+    int k_tiles = (K + TILE::BK - 1) / TILE::BK;
     if constexpr (SPLIT_K) {
-        const int share = (k_tiles + gridDim.z - 1) / gridDim.z;
-        first = blockIdx.z * share;
+        static_assert(!K_ROWS, "w is advanced along its rows");
+        const int share = (k_tiles + gridDim.z - 1) / gridDim.z, first = blockIdx.z * share;
         k_tiles = min(share, k_tiles - first);
+        x += first * TILE::BK, w += first * TILE::BK, K -= first * TILE::BK;
     } else {
         x += blockIdx.z * batch_x, w += blockIdx.z * batch_w, y += blockIdx.z * batch_y;
         if (residual) residual += blockIdx.z * batch_residual;
@@ -232,8 +244,7 @@ smxx_gemm(const T* __restrict__ x, const T* __restrict__ w, const typename EPILO
     if constexpr (kSabotage == Sabotage::last_k_tile) --k_tiles;
 
     float acc[TILE::WM / 16][TILE::WN / 8][4] = {};
-    mainloop<T, TILE, K_ROWS>(acc, shared_address(smem), x, w, ldx, ldw, M, N, K, m0, n0, first * TILE::BK, k_tiles, warp_m,
-                              warp_n);
+    mainloop<T, TILE, K_ROWS>(acc, shared_address(smem), x, w, ldx, ldw, M, N, K, m0, n0, k_tiles, warp_m, warp_n);
     if constexpr (SPLIT_K) {
         if (!reduce_splits<T, TILE>(acc, partial, arrived)) return;
     }

@@ -141,6 +141,8 @@ def _splits(tile: Tile, p: Product, target: Target) -> list[Tile]:
         splits = math.ceil(k_tiles / share)  # every split has work
         if p.batch > 1 or p.k_rows:
             break  # grid.z is the batch
+        if tile.wm * tile.wn >= 64 * 64:
+            break  # 128 accumulators leave no registers for the sums: ptxas spills 8 to 40 bytes
         if share < 4 or blocks * splits > 2 * target.sms * tile.resident(target):
             break  # a ring needs tiles to fill, and more waves of blocks bring nothing
         if found[-1].splits != splits:

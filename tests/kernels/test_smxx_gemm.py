@@ -126,11 +126,11 @@ def jobs_of_every_tile(target: Target, registers: int) -> dict[str, Job]:
 
 
 @EVERY_TARGET
-@pytest.mark.parametrize("registers", [255 - 8, pytest.param(0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("registers", [180, pytest.param(0, marks=pytest.mark.full)])
 def test_cubins_do_not_spill(target: Target, registers: int) -> None:
     """The stack frame of a thread is empty."""
     found = jobs_of_every_tile(target, registers)
-    assert len(found) >= (20 if registers == 0 else 4)
+    assert len(found) >= (20 if registers == 0 else 6)
     used = {entry: cubin.resources for entry, cubin in zip(found, compile_all(list(found.values())), strict=True)}
     assert not {entry: r for entry, r in used.items() if r.local}
 
