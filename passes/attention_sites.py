@@ -105,7 +105,9 @@ def classify(mask: Node, rows: int, keys: int, known: dict[Node, Value]) -> Site
         ahead = np.arange(keys) > np.arange(rows)[:, None] + keys - rows
         causal = bool((at == np.where(ahead, NEVER, at[-1])).all())
         if not causal:
-            raise Unknown("differs between queries, not causally")
+            steps = np.arange(keys) - np.arange(rows)[:, None]
+            moved = bool((at - steps == at[0, 0]).all())
+            raise Unknown("causal from a device position" if moved else "differs between queries, not causally")
     length, resume = _bounds(at[-1], value.s)
     return Site(causal, length, resume)
 
@@ -121,11 +123,10 @@ def _matrix(at: Array, rows: int, keys: int) -> Array:
 
 def _bounds(at: Array, s: Node | None) -> tuple[Node | None, int]:
     """(length, resume) of thresholds [keys]: visible up to a; from a to b where j < s + c; hidden up to resume."""
-    hidden_or_not = np.flatnonzero(at != -NEVER)
-    if hidden_or_not.size == 0:
+    bounded = np.flatnonzero(at != -NEVER)
+    if bounded.size == 0:
         return None, -1
-    resume = int(hidden_or_not[-1]) + 1
-    a = int(hidden_or_not[0])
+    a, resume = int(bounded[0]), int(bounded[-1]) + 1
     seen = np.flatnonzero(at[:resume] != NEVER)
     b = int(seen[-1]) + 1 if seen.size else 0
     a = min(a, b)

@@ -8,7 +8,7 @@ values stay so (`probs`).
 from __future__ import annotations
 
 from frtc.lowering.ir import Node, make
-from frtc.lowering.ops import and_, attention, not_, transpose
+from frtc.lowering.ops import and_, attention, not_, reshape, transpose
 from frtc.passes.canonical_cast import bare
 from frtc.passes.canonical_mask import BLOCKED, visible
 from frtc.passes.canonical_pointwise import number
@@ -67,13 +67,15 @@ def _eager(node: Node) -> Node | None:
         return None
     product, mask, scale = found
     q, k = product.operands[0], transpose(product.operands[1], perm=(-1, -2))
+    if q.t.rank == k.t.rank == v.t.rank == 2:  # one head without an axis of its own
+        q, k, v = (reshape(x, shape=(1, *x.shape)) for x in (q, k, v))
     if q.t.rank < 3 or not q.t.rank == k.t.rank == v.t.rank or q.shape[:-3] != k.shape[:-3]:
         return None
     if k.shape[:-1] != v.shape[:-1] or k.shape[-3] not in (1, q.shape[-3]):
         return None
     probs = p.dtype if p.dtype in ("bf16", "f16") else "f32"
     y: Node = attention(q, k, v, mask, scale=scale, probs=probs, dtype=node.dtype)
-    return y
+    return y if y.shape == node.shape else reshape(y, shape=node.shape)
 
 
 def _seen(node: Node) -> Node | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from frtc.lowering.ir import Node, make
 from frtc.lowering.ops import attention, reshape
+from frtc.passes.canonical_chains import normal
 from frtc.passes.canonical_pointwise import number
-from frtc.passes.canonical_views import normal
 from frtc.passes.rewrite import Rules
 
 _MOVES = ("reshape", "transpose", "broadcast")

@@ -6,11 +6,12 @@ A bias that was added to a rounded product joins it: one rounding instead of two
 from __future__ import annotations
 
 from frtc.lowering.ir import Node
-from frtc.lowering.ops import add, linear, matmul, reshape, slice_, transpose
+from frtc.lowering.ops import add, linear, matmul, mul, reshape, slice_, transpose
 from frtc.lowering.pattern import Var, once
 from frtc.passes.rewrite import Rules
 
-x, w, b = Var("x"), Var("w", const=True), Var("b", const=True)
+x, w, bias = Var("x"), Var("w", const=True), Var("bias", const=True)
+a, b = Var("a"), Var("b")
 
 
 def _product(x: Node, w: Node, node: Node) -> Node | None:
@@ -18,12 +19,18 @@ def _product(x: Node, w: Node, node: Node) -> Node | None:
     return linear(x, transpose(w, perm=(-1, -2)), dtype=node.dtype) if w.t.rank == 2 else None
 
 
-def _biased(x: Node, w: Node, b: Node, node: Node) -> Node | None:
+def _outer(a: Node, b: Node, node: Node) -> Node | None:
+    """[..., M, 1] @ [..., 1, N]: one product for each result, as in tables of positions times frequencies"""
+    out: Node | None = mul(a, b, dtype=node.dtype) if a.shape[-1] == 1 else None
+    return out
+
+
+def _biased(x: Node, w: Node, bias: Node, node: Node) -> Node | None:
     """A bias is one number per output; a table of positions, say, is not."""
     width = w.shape[0]
-    if b.t.size != width or b.shape[-1:] != (width,) or not b.t.is_float:
+    if bias.t.size != width or bias.shape[-1:] != (width,) or not bias.t.is_float:
         return None
-    out: Node = linear(x, w, reshape(b, shape=(width,)), dtype=node.dtype)
+    out: Node = linear(x, w, reshape(bias, shape=(width,)), dtype=node.dtype)
     return out
 
 
@@ -49,8 +56,9 @@ def _patches(node: Node) -> Node | None:
 RULES = Rules(
     "linear",
     [
+        (matmul(a, b), _outer),
         (matmul(x, w), _product),
-        (add(once(linear(x, w)), b), _biased),
+        (add(once(linear(x, w)), bias), _biased),
         (frozenset({"conv2d"}), _patches),
     ],
 )

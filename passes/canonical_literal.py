@@ -30,6 +30,8 @@ def _is_exact(node: Node) -> bool:
 
 def _fold(node: Node) -> Node | None:
     """Only where all elements are equal: a longer literal says less than the op that made it."""
+    if node.op == "iota" and node.shape != (1,):
+        return None
     if not node.is_const or (node.t.is_float and node.t.size != 1) or not all(map(_is_exact, walk([node]))):
         return None
     value = run(Graph("literal", (), (("out", node),)), {})["out"]
@@ -38,4 +40,4 @@ def _fold(node: Node) -> Node | None:
     return const(value.flat[0].item(), node.dtype, node.shape)
 
 
-RULES = Rules("literals", [(_EXACT_FLOAT | _EXACT_INT, _fold)])
+RULES = Rules("literals", [(_EXACT_FLOAT | _EXACT_INT | {"iota"}, _fold)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frtc.lowering.ir import Node
-from frtc.lowering.ops import OPS, not_
+from frtc.lowering.ops import OPS, and_, not_
 from frtc.lowering.pattern import literal
 from frtc.passes.canonical_pointwise import fit, number
 from frtc.passes.rewrite import Rules
@@ -40,6 +40,12 @@ def _logic(node: Node) -> Node | None:
     return None
 
 
+def _product(node: Node) -> Node | None:
+    """Truth values multiplied"""
+    out: Node | None = and_(*node.operands) if all(a.dtype == "bool" for a in (node, *node.operands)) else None
+    return out
+
+
 def _truth_test(node: Node) -> Node | None:
     """cast(c: bool, int) != 0 -> c; == 0 -> not c; a cast of such a number to bool -> c"""
     value, against = node.operands
@@ -54,5 +60,6 @@ RULES = Rules(
     [
         (frozenset({"and", "or", "not", "where"}), _logic),
         (frozenset({"eq", "ne"}), _truth_test),
+        (frozenset({"mul"}), _product),
     ],
 )

@@ -8,12 +8,27 @@ from __future__ import annotations
 import math
 
 from frtc.lowering.ir import Node
-from frtc.lowering.ops import OPS, add, broadcast, cast, const, div, mul, neg, pow_, rsqrt, sqrt, sub
+from frtc.lowering.ops import (
+    OPS,
+    add,
+    broadcast,
+    cast,
+    const,
+    div,
+    mul,
+    neg,
+    pow_,
+    reduce_mean,
+    reduce_sum,
+    rsqrt,
+    sqrt,
+    sub,
+)
 from frtc.lowering.pattern import Var, literal
 from frtc.passes.canonical_cast import lossless
 from frtc.passes.rewrite import Rules
 
-x, a, b = Var("x"), Var("a"), Var("b")
+x, a, b, c, axes = Var("x"), Var("a"), Var("b"), Var("c"), Var("axes")
 
 
 def fit(value: Node, like: Node) -> Node:
@@ -88,6 +103,15 @@ def _signs(node: Node) -> Node | None:
     return None
 
 
+def _mean(x: Node, axes: tuple[int, ...], c: Node, node: Node) -> Node | None:
+    """sum / N and sum * (1/N), N the number of elements summed"""
+    n, value = math.prod(x.shape[a] for a in axes), number(c)
+    if value is None or not math.isclose(value / n if node.op == "div" else value * n, 1.0, rel_tol=1e-6):
+        return None
+    out: Node = reduce_mean(x, axes=axes, dtype=node.dtype)
+    return out
+
+
 def _inverse_root(a: Node, b: Node, node: Node) -> Node | None:
     """a / sqrt(b)"""
     if "f64" in (a.dtype, b.dtype) or not b.t.is_float:
@@ -112,5 +136,7 @@ RULES = Rules(
         (frozenset({"sub"}), _minus_literal),
         (frozenset({"div"}), _divided),
         (div(a, sqrt(b)), _inverse_root),
+        (div(reduce_sum(x, axes=axes), c), _mean),
+        (mul(reduce_sum(x, axes=axes), c), _mean),
     ],
 )

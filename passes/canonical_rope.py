@@ -15,8 +15,8 @@ from frtc.lowering.ir import Node
 from frtc.lowering.ops import add, concat, mul, neg, reshape, rope, sub
 from frtc.lowering.pattern import Var
 from frtc.passes.canonical_cast import bare
+from frtc.passes.canonical_chains import normal
 from frtc.passes.canonical_slice import rejoined, sliced
-from frtc.passes.canonical_views import normal
 from frtc.passes.rewrite import Rules
 
 x, c, s, r = Var("x"), Var("c"), Var("s"), Var("r")

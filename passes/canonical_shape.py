@@ -1,22 +1,28 @@
 """Ops that only move elements: each chain of reshapes and transposes in its shortest spelling, no moves without effect.
 
 A chain over x is one strided view of x's elements. Two chains that mean the same view become the same nodes, whatever
-order the front end wrote them in (canonical_views).
+order the front end wrote them in (canonical_chains).
 """
 
 from __future__ import annotations
 
 from frtc.lowering.ir import Node, Type, make
 from frtc.lowering.ops import OPS, POINTWISE, broadcast, broadcast_shapes, concat, reshape, slice_
-from frtc.passes.canonical_views import normal
+from frtc.passes.canonical_chains import normal
 from frtc.passes.rewrite import Rules
 
 _BINARY = frozenset(n for n in POINTWISE if len(OPS[n].operands) > 1)
 
 
 def _unmoved(node: Node) -> Node | None:
+    """A move that moves nothing; a broadcast that only adds unit axes is a reshape."""
     (value,) = node.operands
-    return value if value.shape == node.shape and node.op != "transpose" else None
+    if value.shape == node.shape:
+        return value
+    out: Node | None = None
+    if node.op == "broadcast" and value.t.size == node.t.size:
+        out = reshape(value, shape=node.shape)
+    return out
 
 
 def _keepdims(node: Node) -> Node | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from frtc.lowering.ir import Node, Type, make
 from frtc.lowering.ops import POINTWISE, concat, reshape, slice_
 from frtc.passes.canonical_cast import bare
-from frtc.passes.canonical_views import normal
+from frtc.passes.canonical_chains import normal
 
 
 def sliced(node: Node, start: int, stop: int, step: int = 1) -> Node:

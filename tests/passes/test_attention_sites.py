@@ -2,8 +2,53 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
+from frtc.lowering.interpret import run
 from frtc.passes.attention_sites import attention_sites
-from tests.passes.expect import expect_pass, expect_unchanged
+from frtc.passes.check import random_tensor
+from tests.passes.expect import as_module, expect_pass, expect_unchanged
+
+KEYS = 9
+# Conditions on the key's number %j [9], the query's %i [4, 1] (the last four positions) and the scalar %n.
+CONDITIONS = {
+    "length": "%m0 = lt(%j, %n) : bool[9]",
+    "length behind two": "%c = const(value=2) : i32[]\n%a = add(%n, %c) : i32[]\n%m0 = lt(%j, %a) : bool[9]",
+    "up to and including": "%m0 = le(%j, %n) : bool[9]",
+    "scalar on the left": "%m0 = gt(%n, %j) : bool[9]",
+    "not beyond": "%a = ge(%j, %n) : bool[9]\n%m0 = not(%a) : bool[9]",
+    "hole": "%c = const(value=6) : i32[]\n%a = lt(%j, %n) : bool[9]\n%b = ge(%j, %c) : bool[9]\n"
+    "%m0 = or(%a, %b) : bool[9]",
+    "causal": "%m0 = le(%j, %i) : bool[4,9]",
+    "causal and length": "%a = le(%j, %i) : bool[4,9]\n%b = lt(%j, %n) : bool[9]\n%m0 = and(%a, %b) : bool[4,9]",
+    "validity in pieces": "%a = const(value=true) : bool[2]\n%r = iota(size=4) : i32[4]\n%b = lt(%r, %n) : bool[4]\n"
+    "%c = const(value=true) : bool[3]\n%m0 = concat(%a, %b, %c, axis=-1) : bool[9]",
+    "pieces and nothing after": "%a = const(value=true) : bool[1]\n%r = iota(size=4) : i32[4]\n"
+    "%b = lt(%r, %n) : bool[4]\n%c = const(value=false) : bool[4]\n%m0 = concat(%a, %b, %c, axis=-1) : bool[9]",
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_every_length(condition: str) -> None:
+    """No mask is left, and the result is the same for each value of the scalar, beyond both ends too."""
+    text = f"""graph g(q: f32[2,4,8], k: f32[2,9,8], v: f32[2,9,8], n: i32[]) {{
+      %j = iota(size=9) : i32[9]
+      %five = const(value=5) : i32[]
+      %r4 = iota(size=4) : i32[4]
+      %r5 = add(%r4, %five) : i32[4]
+      %i = reshape(%r5, shape=[4,1]) : i32[4,1]
+      {CONDITIONS[condition]}
+      %out = attention(%q, %k, %v, %m0, scale=0.5) : f32[2,4,8]
+      return %out
+    }}"""
+    before = as_module(text).graphs[0]
+    after = attention_sites(as_module(text)).graphs[0]
+    assert all(n.args[3] is None for n in after.nodes if n.op == "attention")
+    inputs = {n["name"]: random_tensor(n["name"], n.t) for n in before.inputs}
+    for n in range(-3, KEYS + 4):
+        inputs["n"] = np.array(n, np.int32)
+        np.testing.assert_array_equal(run(before, inputs)["out"], run(after, inputs)["out"], err_msg=str(n))
 
 
 def test_causal() -> None:
@@ -341,7 +386,7 @@ def test_several_queries_at_a_position() -> None:
           return %5
         }
         """,
-        fires={"site.dense: differs between queries, not causally": 1},
+        fires={"site.dense: causal from a device position": 1},
     )
 
 

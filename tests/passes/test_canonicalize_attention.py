@@ -365,3 +365,31 @@ def test_mask_that_hides_nothing() -> None:
         }
         """,
     )
+
+
+def test_one_head_without_an_axis() -> None:
+    expect_pass(
+        canonicalize,
+        fires={"attention": 1, "shape": 1},
+        before="""
+        graph g(q: f32[3,8], k: f32[5,8], v: f32[5,8]) {
+          %0 = transpose(%k, perm=[-1,-2]) : f32[8,5]
+          %1 = matmul(%q, %0) : f32[3,5]
+          %2 = const(value=0.25) : f32[]
+          %3 = mul(%1, %2) : f32[3,5]
+          %4 = softmax(%3) : f32[3,5]
+          %5 = matmul(%4, %v) : f32[3,8]
+          return %5
+        }
+        """,
+        after="""
+        graph g(q: f32[3,8], k: f32[5,8], v: f32[5,8]) {
+          %0 = reshape(%q, shape=[1, 3, 8]) : f32[1,3,8]
+          %1 = reshape(%k, shape=[1, 5, 8]) : f32[1,5,8]
+          %2 = reshape(%v, shape=[1, 5, 8]) : f32[1,5,8]
+          %3 = attention(%0, %1, %2, scale=0.25) : f32[1,3,8]
+          %4 = reshape(%3, shape=[3, 8]) : f32[3,8]
+          return %4
+        }
+        """,
+    )

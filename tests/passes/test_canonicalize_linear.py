@@ -322,3 +322,27 @@ def test_activation_that_others_read() -> None:
         }
         """,
     )
+
+
+def test_outer_product() -> None:
+    """Angles as older transformers write them: frequencies [D, 1] @ positions [1, S]."""
+    expect_pass(
+        canonicalize,
+        fires={"linear": 1},
+        before="""
+        graph g(position: f32[1,1,5]) {
+          @frequency : f32[1,4,1]
+          %0 = matmul(@frequency, %position) : f32[1,4,5]
+          %1 = transpose(%0, perm=[-1,-2]) : f32[1,5,4]
+          return %1
+        }
+        """,
+        after="""
+        graph g(position: f32[1,1,5]) {
+          @frequency : f32[1,4,1]
+          %0 = mul(@frequency, %position) : f32[1,4,5]
+          %1 = transpose(%0, perm=[-1, -2]) : f32[1,5,4]
+          return %1
+        }
+        """,
+    )

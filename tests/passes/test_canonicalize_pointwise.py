@@ -477,3 +477,95 @@ def test_softmax_over_another_axis_than_the_maximum() -> None:
         }
         """,
     )
+
+
+def test_means_written_out() -> None:
+    expect_pass(
+        canonicalize,
+        fires={"algebra": 3},
+        before="""
+        graph g(x: f32[2,8]) {
+          %0 = reduce_sum(%x, axes=[-1]) : f32[2,1]
+          %1 = const(value=0.125) : f32[]
+          %2 = mul(%0, %1) : f32[2,1]
+          %3 = reduce_sum(%x, axes=[-2,-1]) : f32[1,1]
+          %4 = const(value=16.0) : f32[]
+          %5 = div(%3, %4) : f32[1,1]
+          return a=%2, b=%5
+        }
+        """,
+        after="""
+        graph g(x: f32[2,8]) {
+          %0 = reduce_mean(%x, axes=[-1]) : f32[2,1]
+          %1 = reduce_mean(%x, axes=[-2, -1]) : f32[1,1]
+          return a=%0, b=%1
+        }
+        """,
+    )
+
+
+def test_sum_divided_by_something_else() -> None:
+    expect_unchanged(
+        canonicalize,
+        """
+        graph g(x: f32[2,8]) {
+          %0 = reduce_sum(%x, axes=[-1]) : f32[2,1]
+          %1 = const(value=7.0) : f32[]
+          %2 = div(%0, %1) : f32[2,1]
+          return %2
+        }
+        """,
+    )
+
+
+def test_truth_values_multiplied() -> None:
+    expect_pass(
+        canonicalize,
+        fires={"logic": 1},
+        before="""
+        graph g(a: bool[4], b: bool[4]) {
+          %0 = mul(%a, %b) : bool[4]
+          return %0
+        }
+        """,
+        after="""
+        graph g(a: bool[4], b: bool[4]) {
+          %0 = and(%a, %b) : bool[4]
+          return %0
+        }
+        """,
+    )
+
+
+def test_opposite_comparison() -> None:
+    expect_pass(
+        canonicalize,
+        fires={"logic": 1},
+        before="""
+        graph g(a: i32[4], b: i32[4]) {
+          %0 = lt(%a, %b) : bool[4]
+          %1 = not(%0) : bool[4]
+          return %1
+        }
+        """,
+        after="""
+        graph g(a: i32[4], b: i32[4]) {
+          %0 = ge(%a, %b) : bool[4]
+          return %0
+        }
+        """,
+    )
+
+
+def test_opposite_comparison_of_floats() -> None:
+    """A NaN is neither less nor not less."""
+    expect_unchanged(
+        canonicalize,
+        """
+        graph g(a: f32[4], b: f32[4]) {
+          %0 = lt(%a, %b) : bool[4]
+          %1 = not(%0) : bool[4]
+          return %1
+        }
+        """,
+    )

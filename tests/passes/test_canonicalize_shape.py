@@ -2,8 +2,56 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from frtc.lowering.interpret import run
+from frtc.lowering.ir import Graph, Node, Type, input_
+from frtc.lowering.ops import reshape, transpose
+from frtc.passes.canonical_chains import normal
 from frtc.passes.canonicalize import canonicalize
 from tests.passes.expect import expect_pass, expect_unchanged
+
+
+def _random_chain(rng: np.random.Generator) -> tuple[Node, Node, int]:
+    """(source, chain of reshapes and transposes over it, its length); unit axes and odd factors included"""
+    shape = tuple(int(n) for n in rng.choice([1, 1, 2, 3, 4, 6], rng.integers(1, 5)))
+    source = node = input_("x", Type("f32", shape))
+    length = int(rng.integers(1, 7))
+    for _ in range(length):
+        if rng.random() < 0.5:
+            rank = node.t.rank
+            node = transpose(node, perm=tuple(int(i) - rank for i in rng.permutation(rank)))
+        else:
+            node = reshape(node, shape=_random_shape(rng, node.t.size))
+    return source, node, length
+
+
+def _random_shape(rng: np.random.Generator, size: int) -> tuple[int, ...]:
+    shape: list[int] = []
+    while size > 1:
+        factor = int(rng.choice([n for n in range(2, size + 1) if size % n == 0]))
+        shape.append(factor)
+        size //= factor
+    for _ in range(rng.integers(0, 3)):
+        shape.insert(int(rng.integers(0, len(shape) + 1)), 1)
+    return tuple(shape) or (1,)
+
+
+def test_random_chains() -> None:
+    """300 chains keep their elements where they were, become no longer, and have one spelling."""
+    rng = np.random.default_rng(0)
+    shorter = 0
+    for _ in range(300):
+        source, node, length = _random_chain(rng)
+        new = normal(node)
+        x = np.arange(source.t.size, dtype=np.float32).reshape(source.shape)
+        before, after = (run(Graph("g", (source,), (("out", n),)), {"x": x})["out"] for n in (node, new))
+        np.testing.assert_array_equal(before, after)
+        steps = len([n for n in Graph("g", (source,), (("out", new),)).nodes if n is not source])
+        assert steps <= length
+        assert normal(new) is new
+        shorter += steps < length
+    assert shorter > 150
 
 
 def test_moves_that_cancel() -> None:
@@ -284,6 +332,27 @@ def test_rows_by_an_input() -> None:
         graph g(ids: i64[2]) {
           @position : f32[6,8]
           %0 = embedding(@position, %ids) : f32[2,8]
+          return %0
+        }
+        """,
+    )
+
+
+def test_position_of_a_single_row() -> None:
+    """A range of one is zero; a scalar in one row is a reshape."""
+    expect_pass(
+        canonicalize,
+        fires={"literals": 1, "algebra": 2, "shape": 1},
+        before="""
+        graph g(n: i64[]) {
+          %0 = iota(size=1) : i64[1]
+          %1 = add(%0, %n) : i64[1]
+          return %1
+        }
+        """,
+        after="""
+        graph g(n: i64[]) {
+          %0 = reshape(%n, shape=[1]) : i64[1]
           return %0
         }
         """,
