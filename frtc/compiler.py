@@ -24,7 +24,7 @@ from frtc.codegen.write import write_plan
 from frtc.console import size
 from frtc.errors import EnvironmentFault, UsageError, nearest
 from frtc.kernels.targets import Target, load_targets
-from frtc.lowering.ir import Module, Node, Type
+from frtc.lowering.ir import Module, Type
 from frtc.models import detect, load_families
 from frtc.models.checkpoint import Checkpoint, open_checkpoint
 from frtc.models.evidence import Fact
@@ -35,6 +35,7 @@ from frtc.policy import Policy as Running
 from frtc.policy_files import PolicyFiles, Sizes, read_policy_files
 from frtc.policy_options import PolicyOptions
 from frtc.report import CompileReport
+from frtc.results import results_of
 from frtc.runtime.emulator import Emulator
 from frtc.runtime.plan import Program
 from frtc.runtime.plan_file import open_plan
@@ -228,27 +229,7 @@ def _self_test(written: Path, module: Module, built: Built, progress: Progress) 
     """Vectors from the finished file, so that what is tested is what was written."""
     plan = open_plan(written, verify=False)
     with Running(plan, Emulator(plan)) as policy:
-        return selftest.make(policy, values_of(module, built), progress)
-
-
-def values_of(module: Module, built: Built) -> dict[str, dict[str, Any]]:
-    """Program -> name of a result -> where it lies, as JSON. Results that are views of others' are left out."""
-    outputs: dict[str, tuple[tuple[str, Node], ...]] = {g.name: g.outputs for g in module.graphs}
-    found: dict[str, dict[str, Any]] = {}
-    for stage in built.program.stages:
-        emitted = built.emitted[stage.name]
-        made = {(c.node, i): r for c, call in zip(emitted, stage.calls, strict=True) for i, r in enumerate(call.results)}
-        copied = {c.name: call.results[0] for c, call in zip(emitted, stage.calls, strict=True) if c.node is None}
-        named = {}
-        for name, node in outputs.get(stage.name, ()):
-            key = (node.args[0], node["index"]) if node.op == "item" else (node, 0)
-            ref = copied.get(f"result {name}") or made.get(key)
-            if ref is not None:
-                named[name] = selftest.ref_json(ref)
-        if stage.name not in outputs:  # a `let`: one copy
-            named[stage.name.partition(".")[2]] = selftest.ref_json(stage.calls[0].results[0])
-        found[stage.name] = named
-    return found
+        return selftest.make(policy, results_of(module, built), progress)
 
 
 def options_json(options: CompileOptions) -> dict[str, Any]:

@@ -10,14 +10,16 @@ import numpy as np
 from frtc.kernels.dtypes import DTYPES
 from frtc.runtime.emulator import Emulator
 from frtc.runtime.executor import Executor
-from frtc.runtime.plan import Program, Ref, Repeat, Run, Stage
+from frtc.runtime.plan import ARENA, SLOT, STATE, WEIGHTS, Program, Ref, Repeat, Run, Stage
 from frtc.runtime.plan_file import Plan
+from frtc.runtime.validate import extent
 
 Array = np.ndarray[Any, Any]
 
 
 def read(executor: Executor, ref: Ref, round: int = 0) -> Array:
-    """A copy of the value that `ref` describes, as the last run left it."""
+    """A copy of the value that `ref` describes, as the last run left it. ValueError where it is not in memory."""
+    _require_inside(executor.program, ref, round)
     if isinstance(executor, Emulator):
         return executor.view(ref, round).copy()
     dtype = DTYPES[ref.dtype].numpy
@@ -28,6 +30,15 @@ def read(executor: Executor, ref: Ref, round: int = 0) -> Array:
     with session.driver.current():
         session.driver.call("cuMemcpyDtoH", host.ctypes.data, address, host.nbytes)
     return np.ndarray(ref.shape, dtype, host, 0, [s * dtype.itemsize for s in ref.strides]).copy()
+
+
+def _require_inside(program: Program, ref: Ref, round: int) -> None:
+    """`ref` may come from evidence, which nobody validated."""
+    sizes = {ARENA: program.arena_nbytes, STATE: program.state_nbytes, WEIGHTS: program.weights_nbytes}
+    sizes |= {SLOT + slot.name: slot.nbytes for slot in (*program.inputs, *program.outputs)}
+    space, start, end = extent(ref, round + 1)
+    if start < 0 or end > sizes[space] or min((*ref.shape, *ref.strides, ref.step), default=0) < 0:
+        raise ValueError(f"bytes {start} to {end} of {space}")
 
 
 def by_call(plan: Plan) -> Plan:

@@ -1,10 +1,9 @@
 """The self-test: vectors made by the emulator when a Plan was compiled, compared where it runs.
 
 Needs the Plan alone. A seeded observation goes through the policy's steps and the programs; after each of them its named
-results are compared with a fingerprint kept in the evidence: SHA-256, and some elements for machines that round otherwise.
-On the CPU the fingerprint must be equal to the bit, or, with another NumPy or processor, within BIT_BAR; on a GPU the
-relative error stays within the bars of docs/numerics.md. A value that one program carries from round to round is compared
-by its change, so that the noise it started from hides nothing.
+results are compared with a fingerprint kept in the evidence: a SHA-256, and some elements for devices that round
+otherwise (a GPU; on a CPU another NumPy or processor). Their relative error stays within the bars of docs/numerics.md. A
+value that is carried from round to round is compared by its change, so that the noise it started from hides nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ from frtc.errors import CheckFailed, FrtcError
 from frtc.policy import Policy
 from frtc.probe import read
 from frtc.runtime.plan import Program, Ref, unrolled
-from frtc.runtime.plan_file import Plan
 
 Array = np.ndarray[Any, Any]
 SEED = 0
 SAMPLES, MANY = 256, 8  # elements kept of a value; fewer where a program has more than MANY results
 BARS = {"f32": 1e-4, "bf16": 2e-2}  # docs/design.md, section 9: by the coarsest type that a program computes in
-BIT_BAR = 2e-2  # two correct emulations may round a 16-bit value differently and go on from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +98,6 @@ def _walk(
 ) -> Iterator[tuple[str, Ref | None, Array, int]]:
     """Runs the self-test's inference stage by stage: (where, place, value, elements to keep) of inputs and results."""
     program = policy.plan.program
-    places = {ref for stage in program.stages for call in stage.calls for ref in call.results}
     prepared = policy.steps.prepare(observation.seeded(policy.steps, SEED), draw=0)
     policy.reset()
     for name, array in prepared.inputs.items():
@@ -117,8 +113,6 @@ def _walk(
         for name, data in results.items():
             where = f"{stage}[{round}] {name}" if stage in loops else f"{stage} {name}"
             ref = ref_of(data)
-            if ref not in places:
-                raise ValueError(f"{where} is no result of a call")
             yield where, ref, read(policy.executor, ref, round), count
     yield "actions", None, policy.steps.finish(policy.executor.get(policy.output), prepared), SAMPLES
 
@@ -154,10 +148,6 @@ def relative_error(found: Array, expected: Array) -> float:
     distance = float(np.linalg.norm(a - b))
     error = 0.0 if distance == 0 else distance / max(float(np.linalg.norm(b)), 1e-30)
     return error if np.isfinite(error) else float("inf")
-
-
-def ref_json(ref: Ref) -> dict[str, Any]:
-    return asdict(ref)
 
 
 def ref_of(data: Mapping[str, Any]) -> Ref:

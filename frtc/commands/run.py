@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> Result:
     baseline = _baseline(args.baseline) if args.baseline else None
     progress = Progress()
     with Policy.load(args.plan, args.device, args.seed) as policy:
-        seen = observation.from_files(policy.steps, dict(map(_pair, args.image)), args.state, args.prompt, args.seed)
+        seen = observation.from_files(policy.steps, dict(map(pair, args.image)), args.state, args.prompt, args.seed)
         policy.warm()
         first = policy.infer(seen, draw=0)
         runs = args.runs or (1 if args.device == "cpu" else 100)
@@ -101,7 +101,7 @@ def _baseline(path: Path) -> float:
         raise FrtcError("run.baseline_file", f"{path} is no baseline: {fault!r}", hint=hint) from None
 
 
-def _pair(text: str) -> tuple[str, Path]:
+def pair(text: str) -> tuple[str, Path]:
     role, equals, path = text.partition("=")
     if not (role and equals and path):
         raise UsageError("option.image", f"--image {text} is not ROLE=FILE", [("for example", "base=frame.png")])

@@ -1,0 +1,128 @@
+"""`frtc inspect PLAN`: what a Plan says. Opens and checks it; needs neither a GPU nor the compiler."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from frtc.console import Result, size, table
+from frtc.policy import notes
+from frtc.report import launches_of, memory_rows
+from frtc.runtime.plan import Program, Repeat, Run, unrolled
+from frtc.runtime.plan_file import Plan, open_plan
+
+PARTS = ("calls", "kernels", "weights")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path)
+    for part in PARTS:
+        parser.add_argument(f"--{part}", action="store_true", help=f"list all {part}")
+
+
+def run(args: argparse.Namespace) -> Result:
+    plan = open_plan(args.plan)
+    lists = {"calls": _calls, "kernels": _kernels, "weights": _weights}
+    wanted = [part for part in PARTS if getattr(args, part)]
+    text = [_summary(plan), *(f"{part}\n{table(lists[part](plan.program))}" for part in wanted)]
+    return Result("\n".join(text), _data(plan))
+
+
+def _summary(plan: Plan) -> str:
+    p = plan.program
+    count = launches_of(p)
+    stages = [(s.name, f"{count[s.name]} launches", _ops(s.calls)) for s in p.stages]
+    slots = [(s.name, f"{s.dtype}{list(s.shape)}", what) for what in ("inputs", "outputs") for s in getattr(p, what)]
+    source = plan.evidence.get("source", {})
+    lines = [
+        f"{plan.path}: {p.model} for {p.target.name} ({p.target.nvcc}, driver {p.target.min_driver} or newer), "
+        f"{p.target.family} kernels, {p.target.evidence}",
+        table([("plan", plan.plan_id), ("from", str(source.get("checkpoint", "unknown")))]),
+        *notes(plan),
+        "inputs and outputs of the device",
+        table([(name, type, what.rstrip("s")) for name, type, what in slots]),
+        "programs",
+        table(stages),
+        f"schedule: {_schedule(p.schedule)}, {sum(count[name] for name, _ in unrolled(p.schedule))} launches in all",
+        "memory on the device",
+        table(memory_rows(p.weights_nbytes, p.arena_nbytes, p.state_nbytes)),
+        f"{len(p.weights)} weights, {len(p.kernels)} kernels; --weights, --kernels, --calls list them",
+        "policy",
+        table(_policy(p.policy)),
+    ]
+    return "\n".join(lines)
+
+
+def _ops(calls: Any) -> str:
+    return ", ".join(f"{n} {op}" for op, n in Counter(c.op for c in calls).most_common())
+
+
+def _schedule(steps: tuple[Run | Repeat, ...]) -> str:
+    return ", ".join(
+        step.stage if isinstance(step, Run) else f"{step.count} x ({_schedule(step.body)})" for step in steps
+    )
+
+
+def _policy(policy: dict[str, Any]) -> list[tuple[str, str]]:
+    """One row per step: its name and its fields, long vectors shortened."""
+    rows = []
+    for step in (*policy.get("prepare", ()), *policy.get("finish", ())):
+        fields = (f"{k}={_short(v)}" for k, v in step.items() if k != "step")
+        rows.append((step["step"], ", ".join(fields)))
+    return rows
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"({', '.join(f'{k}={_short(v)}' for k, v in value.items())})"
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], (int, float)):
+        return f"[{len(value)} numbers]"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_short, value))}]"
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+def _calls(p: Program) -> list[tuple[str, ...]]:
+    rows = []
+    for stage in p.stages:
+        for i, call in enumerate(stage.calls):
+            results = ", ".join(f"{r.dtype}{list(r.shape)}" for r in call.results)
+            used = ", ".join(f"kernel {n.kernel} grid {'x'.join(map(str, n.grid))}" for n in call.launches)
+            rows.append((f"{stage.name}/{i}", call.op, results, used, call.name))
+    return rows
+
+
+def _kernels(p: Program) -> list[tuple[str, ...]]:
+    uses = Counter(n.kernel for s in p.stages for c in s.calls for n in c.launches)
+    return [(str(i), k.cubin, f"{uses[i]} launches", f"{k.smem} B smem", k.symbol) for i, k in enumerate(p.kernels)]
+
+
+def _weights(p: Program) -> list[tuple[str, ...]]:
+    """Each weight with the expression over checkpoint tensors that made it."""
+    rows = []
+    for w in p.weights:
+        made = " ".join(line.strip() for line in w.expression.splitlines()[1:-1])
+        rows.append((w.name, f"{w.dtype}{list(w.shape)}", size(w.nbytes), made))
+    return rows
+
+
+def _data(plan: Plan) -> dict[str, Any]:
+    p = plan.program
+    return {
+        "plan_id": plan.plan_id,
+        "model": p.model,
+        "target": asdict(p.target),
+        "notes": list(notes(plan)),
+        "inputs": [asdict(s) for s in p.inputs],
+        "outputs": [asdict(s) for s in p.outputs],
+        "launches": launches_of(p),
+        "graph_nodes": sum(launches_of(p)[name] for name, _ in unrolled(p.schedule)),
+        "memory": {"weights": p.weights_nbytes, "arena": p.arena_nbytes, "state": p.state_nbytes},
+        "kernels": [asdict(k) for k in p.kernels],
+        "weights": [asdict(w) for w in p.weights],
+        "policy": p.policy,
+        "evidence": plan.evidence,
+    }

@@ -1,0 +1,100 @@
+"""`frtc verify PLAN [CHECKPOINT]`: the self-test that a Plan carries, or the Plan against its checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from frtc import observation, selftest
+from frtc.bisect import Departure, Emulated, Opinion, first_departure
+from frtc.commands.run import pair
+from frtc.console import Progress, Result, table
+from frtc.errors import CheckFailed, UsageError
+from frtc.policy import Policy, ordinal_of
+
+SHOWN = 12  # rows of a table; --json has them all
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="compare with this checkpoint, in fp32")
+    parser.add_argument("--self-test", action="store_true", help="the vectors in the Plan: the default without CHECKPOINT")
+    parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N, or cpu: the emulator")
+    parser.add_argument("--bisect", action="store_true", help="name the first call that departs, instead of the check")
+    given = parser.add_argument_group("observation", "for CHECKPOINT and --bisect; what is not given is made from the seed")
+    given.add_argument("--image", action="append", default=[], metavar="ROLE=FILE")
+    given.add_argument("--state", type=Path, metavar="FILE")
+    given.add_argument("--prompt", metavar="TEXT")
+    given.add_argument("--seed", type=int, default=0)
+
+
+def run(args: argparse.Namespace) -> Result:
+    ordinal, progress = ordinal_of(args.device), Progress()
+    if args.bisect and args.checkpoint is None and ordinal is None:
+        what = "--bisect on the CPU compares the emulator with a checkpoint, and none is given"
+        raise UsageError("verify.bisect", what, hint="pass the checkpoint, or run on a GPU")
+    try:
+        with Policy.load(args.plan, args.device) as policy:
+            if args.bisect:
+                return _bisect(args, policy, ordinal, progress)
+            if args.checkpoint is None or args.self_test:
+                return _self_test(policy, progress)
+            return _checkpoint(args, policy, progress)
+    finally:
+        progress.close()
+
+
+def _self_test(policy: Policy, progress: Progress) -> Result:
+    outcome = selftest.check(policy, progress)
+    exact = sum(v.exact for v in outcome.values)
+    worst = max(outcome.values, key=lambda v: v.error)
+    lines = [f"self-test: {len(outcome.values)} values, {exact} equal to the bit, {len(outcome.failed)} outside {outcome.bar:.0e}"]
+    if not worst.exact:
+        lines.append(f"largest relative error {worst.error:.2e}: {worst.where}")
+    return Result("\n".join(lines), outcome.data(), outcome.failure())
+
+
+def _checkpoint(args: argparse.Namespace, policy: Policy, progress: Progress) -> Result:
+    from frtc.verify import reference_of, verify
+
+    reference = reference_of(policy.plan, args.checkpoint, progress)
+    found = verify(policy, reference, _observed(args, policy), progress)
+    ranked = sorted(found.differences, key=lambda d: -d.error)
+    size, dim = found.worst
+    lines = [
+        f"{len(found.differences)} results against {args.checkpoint} in fp32, {len(found.failed)} outside the bar",
+        table([(d.where, f"{d.error:.2e}", f"allowed {d.bar:.0e}") for d in ranked[:SHOWN]]),
+        f"actions without the noise: relative error {found.whole:.2e}, allowed {found.bar:.0e}; "
+        f"cosine of the actions {found.cosine:.6f}; largest difference {size:.4g} in robot units, dimension {dim}",
+    ]
+    return Result("\n".join(lines), found.data(), found.failure())
+
+
+def _bisect(args: argparse.Namespace, policy: Policy, ordinal: int | None, progress: Progress) -> Result:
+    prepared = policy.steps.prepare(_observed(args, policy), draw=0)
+    inputs = {name: array.copy() for name, array in prepared.inputs.items()}
+    opinion: Opinion
+    if args.checkpoint is None:
+        opinion, second = Emulated(policy.plan, inputs), "the emulator"
+    else:
+        from frtc.bisect_checkpoint import Interpreted
+        from frtc.verify import reference_of
+
+        opinion = Interpreted(policy.plan, reference_of(policy.plan, args.checkpoint, progress), inputs, progress)
+        second = f"the interpreter on {args.checkpoint}"
+    found = first_departure(policy.plan, ordinal, inputs, opinion, progress)
+    return _bisected(found, second)
+
+
+def _bisected(found: Departure | None, second: str) -> Result:
+    if found is None:
+        return Result(f"no call departs from {second}", {"departs": None})
+    failure = CheckFailed("verify.departs", f"{found.stage}/{found.index} departs from {second}", [("call", str(found))])
+    data: dict[str, Any] = {"departs": asdict(found)}
+    return Result(f"first to depart from {second}: {found}", data, failure)
+
+
+def _observed(args: argparse.Namespace, policy: Policy) -> dict[str, Any]:
+    return observation.from_files(policy.steps, dict(map(pair, args.image)), args.state, args.prompt, args.seed)

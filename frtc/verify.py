@@ -1,0 +1,197 @@
+"""A Plan against its checkpoint: every program, from where the Plan stood, beside the traced model in fp32.
+
+The reference is the model as it was traced, before any pass, run widened by the interpreter. Each program gets the
+Plan's own values as inputs, so that errors do not add up and the first program that departs is the guilty one; a value
+carried from round to round is compared by its change (for a flow-matching policy that is the velocity). Then one whole
+inference, from the same inputs to robot units.
+
+Imports torch: only the compile side loads this file.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from frtc.compiler import CompileOptions, Opened, Progress, import_module, open_model, options_of
+from frtc.errors import CheckFailed, FrtcError, UsageError
+from frtc.lowering.interpret import run, run_module
+from frtc.lowering.ir import Graph, Module, Repeat, Run, Step
+from frtc.policy import TOKENIZER, Policy
+from frtc.probe import read
+from frtc.runtime.plan import unrolled
+from frtc.runtime.plan_file import Plan
+from frtc.selftest import bar_of, ref_of, relative_error
+
+Array = np.ndarray[Any, Any]
+Weights = Callable[[str], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The checkpoint as a traced module, and its weights, evaluated when they are read."""
+
+    opened: Opened
+    options: CompileOptions
+    module: Module
+
+    def weights(self, module: Module, mode: str) -> Weights:
+        expressions, tensors = dict(module.weights.outputs), self.opened.checkpoint.read
+
+        def weight(name: str) -> Array:
+            value = run(Graph("weight", (), (("out", expressions[name]),)), {}, tensors, "exact")["out"]
+            return value.astype(np.float32) if mode == "wide" and value.dtype == np.float64 else value
+
+        return weight
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A result of a program: `where` is "prefix k.3" or "denoise[4] x_t"."""
+
+    stage: str
+    round: int
+    name: str
+    error: float
+    bar: float
+
+    @property
+    def where(self) -> str:
+        return f"{self.stage}[{self.round}] {self.name}" if self.round else f"{self.stage} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """differences   by program and round
+    whole         relative error of actions - noise over one inference
+    cosine        of the actions; says little where the noise is most of them
+    worst         largest difference in robot units, and its dimension
+    """
+
+    differences: tuple[Difference, ...]
+    whole: float
+    bar: float
+    cosine: float
+    worst: tuple[float, int]
+
+    @property
+    def failed(self) -> tuple[Difference, ...]:
+        return tuple(d for d in self.differences if not d.error <= d.bar)
+
+    def failure(self) -> CheckFailed | None:
+        rows = [("first", f"{d.where}: relative error {d.error:.2e}, allowed {d.bar:.0e}") for d in self.failed[:1]]
+        if not self.failed and self.whole <= self.bar:
+            return None
+        rows.append(("actions", f"relative error {self.whole:.2e} without the noise, allowed {self.bar:.0e}"))
+        what = "the Plan does not compute what the checkpoint says"
+        return CheckFailed("verify.checkpoint", what, rows, "--bisect names the first call that departs")
+
+    def data(self) -> dict[str, Any]:
+        return {**asdict(self), "failed": [d.where for d in self.failed]}
+
+
+def reference_of(plan: Plan, checkpoint: Path, progress: Progress) -> Reference:
+    """The checkpoint, traced with the options that the Plan was compiled with."""
+    said = plan.evidence.get("options")
+    try:
+        options = options_of(said or {})
+    except (KeyError, TypeError, ValueError):
+        hint = "compile it again: the evidence of a Plan names the options it was compiled with"
+        raise FrtcError("verify.options", "the Plan does not say how it was compiled", hint=hint) from None
+    tokenizer = plan.files().get(TOKENIZER)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        if tokenizer is not None:
+            file.write(tokenizer)
+            file.flush()
+            options = replace(options, policy=replace(options.policy, tokenizer=Path(file.name), strict=False))
+        opened = open_model(checkpoint, options)
+    if opened.model.name != plan.program.model:
+        what = f"the Plan is a {plan.program.model}, the checkpoint a {opened.model.name}"
+        raise UsageError("verify.model", what, [("checkpoint", str(checkpoint))])
+    module = import_module(opened, options.precision, progress)
+    _require_same_inputs(plan, module)
+    return Reference(opened, options, module)
+
+
+def _require_same_inputs(plan: Plan, module: Module) -> None:
+    ours = {s.name: f"{s.dtype}[{','.join(map(str, s.shape))}]" for s in plan.program.inputs}
+    theirs = {name: str(type) for name, type in module.inputs.items()}
+    if ours != theirs:
+        rows = [(name, f"Plan {ours.get(name)}, checkpoint {theirs.get(name)}") for name in sorted({*ours, *theirs})]
+        raise FrtcError("verify.inputs", "Plan and checkpoint take different inputs", rows)
+
+
+def verify(policy: Policy, reference: Reference, observed: Mapping[str, Any], progress: Progress) -> Verified:
+    """Compare on one observation."""
+    prepared = policy.steps.prepare(observed, draw=0)
+    inputs = {name: array.copy() for name, array in prepared.inputs.items()}
+    differences = tuple(d for d, _ in walk(policy, reference, inputs, progress))
+    progress("reference", 0.0)
+    weights = reference.weights(reference.module, "wide")
+    expected = run_module(reference.module, inputs, weights, "wide")[policy.output]
+    found = policy.executor.get(policy.output)
+    noise = inputs.get("noise", np.zeros((), np.float32))
+    units = policy.steps.finish(found, prepared) - policy.steps.finish(expected.astype(np.float32), prepared)
+    columns = np.abs(units).max(axis=0)
+    return Verified(
+        differences,
+        relative_error(found - noise, expected - noise),
+        bar_of(policy.plan.program),
+        _cosine(found, expected),
+        (float(columns.max()), int(columns.argmax())),
+    )
+
+
+def walk(
+    policy: Policy, reference: Reference, inputs: Mapping[str, Array], progress: Progress
+) -> Iterator[tuple[Difference, dict[str, Array]]]:
+    """Runs the Plan program by program: each result's difference, and the environment that its program started from."""
+    program, module = policy.plan.program, reference.module
+    places = _places(policy.plan)
+    graphs, counters = {g.name: g for g in module.graphs}, dict(_counters(module.schedule))
+    weights, bar = reference.weights(module, "wide"), bar_of(program)
+    policy.reset()
+    for name, array in inputs.items():
+        policy.executor.set(name, array)
+    env: dict[str, Array] = dict(inputs)
+    order = unrolled(program.schedule)
+    for i, (stage, round) in enumerate(order):
+        progress("verify", i / len(order))
+        before = dict(env)
+        policy.executor.run_stage(stage, round)
+        env |= {name: read(policy.executor, ref, round) for name, ref in places.get(stage, {}).items()}
+        if stage not in graphs:
+            continue
+        before[counters.get(stage, "")] = np.array(round, np.int32)
+        expected = run(graphs[stage], before, weights, "wide")
+        for name, value in expected.items():
+            if name in places.get(stage, {}):
+                start = before[name].astype(np.float64) if name in before else 0.0
+                error = relative_error(env[name] - start, value - start)
+                yield Difference(stage, round, name, error, bar), before
+
+
+def _places(plan: Plan) -> dict[str, dict[str, Any]]:
+    values = plan.evidence.get("self_test", {}).get("values")
+    if not isinstance(values, dict):
+        hint = "compile the Plan again without --no-self-test"
+        raise FrtcError("verify.no_vectors", "the Plan does not say where its programs keep their results", hint=hint)
+    return {stage: {name: ref_of(ref) for name, ref in named.items()} for stage, named in values.items()}
+
+
+def _counters(steps: tuple[Step, ...]) -> Iterator[tuple[str, str]]:
+    """(program, name of the input that counts its rounds)."""
+    for step in steps:
+        if isinstance(step, Repeat):
+            yield from ((s.program, step.index) for s in step.body if isinstance(s, Run))
+            yield from _counters(step.body)
+
+
+def _cosine(a: Array, b: Array) -> float:
+    x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    return float(x @ y / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-30))
