@@ -209,7 +209,7 @@ def about(site: AttentionSite) -> dict[str, Any]:
 
 CHOSEN = {site.name: chosen(site.site, **about(site)) for site in (*REAL, *AWKWARD)}
 SWEPT = [STEP, BY_NAME["vision 1 views"], BY_NAME["row mask and length"], BY_NAME["causal and length"]]
-SWEEP = [case for site in SWEPT for case in every_config(site.site, **about(site))]
+SWEEP = [(site.name, case) for site in SWEPT for case in every_config(site.site, **about(site))]
 
 FINITE = replace(BY_NAME["50 queries"], hidden=3.0)  # so that not only NaN gives the leak away
 SABOTAGED = [
@@ -225,8 +225,11 @@ def timings(request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
     rows: list[dict[str, Any]] = []
     yield rows
     reporter: Any = request.config.pluginmanager.getplugin("terminalreporter")
-    for row in rows:
-        reporter.write_line(f"{row['predicted']:7.1f} {row['measured']:7.1f} us  {row['site']}: {row['config']}")
+    capture: Any = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        reporter.write_line("\nattention: us predicted, us measured, site: config")
+        for row in rows:
+            reporter.write_line(f"{row['predicted']:7.1f} {row['measured']:7.1f}  {row['site']}: {row['config']}")
     folder = Path(os.environ.get("OUT") or Path(request.config.rootpath) / "bench" / "results")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "attention.json").write_text(json.dumps(rows, indent=1) + "\n")
@@ -245,10 +248,10 @@ def test_sites(gpu: Gpu, timings: list[dict[str, Any]], name: str, case: Case) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", SWEEP, ids=str)
-def test_every_config(gpu: Gpu, timings: list[dict[str, Any]], case: Case) -> None:
+@pytest.mark.parametrize(("name", "case"), SWEEP, ids=[f"{name}: {show(case.config)}" for name, case in SWEEP])
+def test_every_config(gpu: Gpu, timings: list[dict[str, Any]], name: str, case: Case) -> None:
     check(gpu, case)
-    note(timings, "sweep", case)
+    note(timings, name, case)
 
 
 @pytest.mark.gpu
