@@ -15,9 +15,8 @@ from frtc.lowering.pattern import literal
 
 def program(node: Node, inner: Sequence[Node] = ()) -> Node:
     """`node` as a fused program, with the programs of its operands `inner` in front of its own."""
-    operands: list[Node] = []
-    for a in dict.fromkeys(node.operands):
-        operands += [b for b in (a.operands if a in inner else (a,)) if literal(b) is None and b not in operands]
+    read = [b for a in node.operands for b in (a.operands if a in inner else (a,))]
+    operands = [b for b in dict.fromkeys(read) if literal(b) is None]
     steps: list[tuple[Any, ...]] = []
     build = _Program(operands, steps)
     known = {a: build.add(a) if a in inner else build.value(a) for a in dict.fromkeys(node.operands)}

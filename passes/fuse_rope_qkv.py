@@ -106,7 +106,10 @@ def _rows(table: Node | None, rows: int, half: int) -> Node | None:
     """The table as [rows, half], if it is that up to leading axes of one element."""
     if table is None or table.t.size != rows * half or table.shape[-2:] != (rows, half):
         return None
-    return table if len(table.shape) == 2 else reshape(table, shape=(rows, half))
+    if len(table.shape) == 2:
+        return table
+    shape = (rows, half)
+    return reshape(table, shape=shape) if table.is_const else view(table, shape=shape, strides=(half, 1))
 
 
 def _shaped(node: Node, shape: tuple[int, ...]) -> Node:
