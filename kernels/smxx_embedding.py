@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from frtc.kernels.costs import moving_us
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
@@ -11,7 +12,6 @@ FLOATS = ("bf16", "f16", "f32")
 INTEGERS = ("i32", "i64")
 THREADS = 128
 MAX_GRID_Y = 65535  # CUDA programming guide, technical specifications per compute capability
-LAUNCH_US = 2.0  # a small kernel in a graph, launch to launch (measured on an H200)
 
 
 def _views(site: Site) -> list[Operand]:
@@ -138,8 +138,7 @@ def _configs(site: Site, target: Target) -> list[Config]:
 
 def _cost(site: Site, config: Config, target: Target) -> float:
     moved = site.operands[1] if site.op == "write" else site.results[0]
-    assert moved is not None
-    return LAUNCH_US + 2 * moved.nbytes / target.dram * 1e6
+    return moving_us((moved, moved), target)
 
 
 KERNELS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from frtc.kernels.costs import moving_us
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
@@ -13,7 +14,6 @@ FLOATS = ("bf16", "f16", "f32")
 MAX_THREADS = 1024
 MAX_ITEMS = 4  # groups of 16 bytes a thread keeps in registers
 BLOCK = 128  # threads of a block that several short rows share
-LAUNCH_US = 2.0  # a small kernel in a graph, launch to launch (measured on an H200)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,8 @@ def configs(site: Site, target: Target) -> list[Config]:
 
 def cost(site: Site, config: Config, target: Target) -> float:
     """Bytes over bandwidth after a launch; a second group a thread costs one more wait for memory."""
-    moved = sum(view.nbytes for view in _views(site) if view is not None)
     items = -(-_x(site).shape[-1] // (int(config["LANES"]) * _group(_x(site))))
-    return LAUNCH_US + 0.3 * (items - 1) + moved / target.dram * 1e6
+    return moving_us(_views(site), target) + 0.3 * (items - 1)
 
 
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:

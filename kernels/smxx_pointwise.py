@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from frtc.kernels.costs import LAUNCH_US, moving_us
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
@@ -41,7 +42,6 @@ NAMES = {  # where the op's name is taken in C++
     for name in ("abs", "pow", "exp", "log", "tanh", "erf", "sin", "cos", "sqrt", "rsqrt", "floor", "and", "or", "not")
 }
 THREADS = 256
-LAUNCH_US = 2.0  # a small kernel in a graph, launch to launch (measured on an H200)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,10 @@ def configs(site: Site, target: Target) -> list[Config]:
 
 def cost(site: Site, config: Config, target: Target) -> float:
     """Bytes over bandwidth after a launch; narrow accesses reach less of it, and few threads hide less latency."""
-    moved = sum(view.nbytes for view in (*_operands(site), *site.results))
     groups = math.prod(layout_of(site).shape) // int(config["VEC"])
     share = {8: 1.0, 4: 1.0, 2: 0.8, 1: 0.5}[int(config["VEC"])] * min(1.0, groups / (target.sms * 1024))
-    return LAUNCH_US + moved / (target.dram * max(share, 0.01)) * 1e6
+    moved = moving_us((*_operands(site), *site.results), target) - LAUNCH_US
+    return LAUNCH_US + moved / max(share, 0.01)
 
 
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:

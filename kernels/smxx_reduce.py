@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from frtc.kernels.costs import moving_us
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
@@ -15,7 +16,6 @@ WARPS = 4
 BLOCK = 128  # threads of a block that several short rows share
 MAX_THREADS = 1024
 MAX_ITEMS = 4  # groups of 16 bytes a thread of softmax keeps in registers
-LAUNCH_US = 2.0  # a small kernel in a graph, launch to launch (measured on an H200)
 STEP_US = 0.02  # one round of loads of a warp, in flight with others
 
 
@@ -81,7 +81,7 @@ def _stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
 def _cost(site: Site, config: Config, target: Target) -> float:
     split = _split(site)
     assert split is not None, "refused"
-    return LAUNCH_US + STEP_US * split[1] / 32 + _x(site).nbytes / target.dram * 1e6
+    return moving_us([_x(site)], target) + STEP_US * split[1] / 32
 
 
 def _refuse_softmax(site: Site, target: Target) -> str:
@@ -121,7 +121,7 @@ def _softmax_stages(site: Site, config: Config, target: Target) -> tuple[Stage, 
 
 
 def _softmax_cost(site: Site, config: Config, target: Target) -> float:
-    return LAUNCH_US + (_x(site).nbytes + site.results[0].nbytes) / target.dram * 1e6
+    return moving_us([_x(site), site.results[0]], target)
 
 
 def _configs(site: Site, target: Target) -> list[Config]:

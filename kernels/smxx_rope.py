@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from frtc.kernels.costs import moving_us
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
@@ -9,7 +10,6 @@ from frtc.kernels.views import broadcast_strides, collapse, last_axis_is_dense
 
 FLOATS = ("bf16", "f16", "f32")
 THREADS = 128
-LAUNCH_US = 2.0  # a small kernel in a graph, launch to launch (measured on an H200)
 
 
 def _present(site: Site) -> list[Operand]:
@@ -123,7 +123,7 @@ def _configs(site: Site, target: Target) -> list[Config]:
 
 
 def _cost(site: Site, config: Config, target: Target) -> float:
-    return LAUNCH_US + sum(view.nbytes for view in _present(site)) / target.dram * 1e6
+    return moving_us(_present(site), target)
 
 
 KERNELS = (

@@ -71,7 +71,9 @@ class Gpu:
         self.sm = major * 10 + minor
         self.name = call(cu.cuDeviceGetName(128, device)).decode().strip("\0 ")
         self.driver = int(call(cu.cuDriverGetVersion()))
-        self.stream = call(cu.cuStreamCreate(1))  # 1: does not wait for the legacy default stream
+        # 0: ordered with the copies below, which go through the legacy default stream and may still be under way
+        # when their call returns.
+        self.stream = call(cu.cuStreamCreate(0))
         self._functions: dict[bytes, Any] = {}
 
     def alloc(self, nbytes: int) -> int:

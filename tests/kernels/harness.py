@@ -310,7 +310,12 @@ ROWS: list[Row] = []
 def moved_bytes(site: Site) -> int:
     """Bytes that must move at least: each operand element once (broadcast axes once), each result element once."""
     total = 0
-    for operand in (*site.operands, *site.results):
+    views = (*site.operands, *site.results)
+    if site.op in ("embedding", "index"):
+        views = (*site.results, *site.results)  # of the table only the rows that are asked for
+    if site.op == "write":
+        views = (site.operands[1], site.operands[1])
+    for operand in views:
         if operand is not None:
             distinct = [n for n, step in zip(operand.shape, operand.strides, strict=True) if step]
             total += int(np.prod(distinct, dtype=np.int64)) * DTYPES[operand.dtype].itemsize
