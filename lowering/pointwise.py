@@ -49,7 +49,8 @@ class _Program:
             tail = [arguments.pop()] if op == "cast" else []
             moved = arguments if op == "const" else [numbers[i] for i in arguments]
             numbers.append(self._step((op, *moved, *tail)))
-        return numbers[node["results"][0]]
+        result: int = numbers[node["results"][0]]
+        return result
 
     def _step(self, step: tuple[Any, ...]) -> int:
         written = [repr(s) for s in self.steps]  # repr tells 1, 1.0 and True apart

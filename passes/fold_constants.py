@@ -1,6 +1,7 @@
 """fold_constants: what depends only on the step number becomes a table with a leading step axis.
 
-    f(index(table, k)) -> index(f(table), k)      k counts the rounds of a repeat
+    f(index(table, k))             -> index(f(table), k)              k counts the rounds of a repeat
+    index(linear(t, w), k)[a:b]    -> index(linear(t, w[a:b]), k)
 
 f(table) is a constant expression; it is evaluated once, in float64, when the Plan is written. That removes the time
 embedding, the time MLP and every adaptive norm's modulation from the loop (one row per step, not one per token). What
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from frtc.lowering.ir import Graph, Module, Node, Repeat, Run, Step, rebuild
 from frtc.lowering.op import TypeMismatch
-from frtc.lowering.ops import OPS, POINTWISE, broadcast, index, reshape
+from frtc.lowering.ops import OPS, POINTWISE, broadcast, index, linear, reshape, slice_
 from frtc.passes.rewrite import count
 
 # Ops whose attributes count axes from the end: a new leading axis changes nothing.
@@ -66,6 +67,8 @@ def _lift(node: Node, tables: dict[Node, Node], steps: int) -> Node | None:
     if node.op not in _BATCHED | POINTWISE:
         return None
     args: list[Node | None] = [None if a is None else tables.get(a, a) for a in node.args]
+    if node.op == "slice" and node["axis"] == -1 and args[0] is not None and _is_bare_linear(args[0]):
+        return _narrowed(args[0], node)
     attrs = {**dict(node.attrs), "dtype": node.dtype}
     if node.op == "concat":  # parts that do not depend on the step are repeated
         args = [tables.get(a, broadcast(a, shape=(steps, *a.shape))) for a in node.operands]
@@ -82,6 +85,21 @@ def _lift(node: Node, tables: dict[Node, Node], steps: int) -> Node | None:
     except TypeMismatch:
         return None
     return lifted if lifted.shape == (steps, *node.shape) else None
+
+
+def _is_bare_linear(node: Node) -> bool:
+    """A linear over constants with no gate or residual, its bias one value per column."""
+    b = node.args[2] if node.op == "linear" else None
+    return node.op == "linear" and not any(node.args[3:]) and (b is None or b.shape == node.shape[-1:])
+
+
+def _narrowed(table: Node, cut: Node) -> Node:
+    """The slice of a linear's columns: only the rows of the weight that it shows are multiplied."""
+    x, w, b = table.args[:3]
+    rows = {k: cut[k] for k in ("start", "stop", "step")}
+    bias = None if b is None else slice_(b, axis=-1, **rows)
+    result: Node = linear(x, slice_(w, axis=-2, **rows), bias, act=table["act"], dtype=table.dtype, loc=cut.loc)
+    return result
 
 
 def _widened(table: Node | None, entry: Node | None, node: Node, tables: dict[Node, Node], steps: int) -> Node | None:

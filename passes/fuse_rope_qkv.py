@@ -109,7 +109,8 @@ def _rows(table: Node | None, rows: int, half: int) -> Node | None:
     if len(table.shape) == 2:
         return table
     shape = (rows, half)
-    return reshape(table, shape=shape) if table.is_const else view(table, shape=shape, strides=(half, 1))
+    flat: Node = reshape(table, shape=shape) if table.is_const else view(table, shape=shape, strides=(half, 1))
+    return flat
 
 
 def _shaped(node: Node, shape: tuple[int, ...]) -> Node:

@@ -11,6 +11,7 @@ from frtc.kernels.reference.floats import Array, widen
 from frtc.kernels.reference.pointwise import ACTIVATIONS
 
 WIDENED_AT_ONCE = 1 << 24  # elements of a weight held in fp32 at a time: 64 MB
+SUMS_AT_ONCE = 1 << 13  # elements of a result summed at a time in float64: 64 KB
 
 
 def linear(
@@ -50,7 +51,7 @@ def matmul(a: Array, b: Array) -> Array:
 def conv2d(
     x: Array, w: Array, b: Array | None = None, *, stride: tuple[int, int], padding: tuple[int, int] = (0, 0)
 ) -> Array:
-    """Cross-correlation: x [..., C, H, W], w [O, C, h, w], b [O] -> [..., O, H', W']. Each output is one row product."""
+    """Cross-correlation: x [..., C, H, W], w [O, C, h, w], b [O] -> [..., O, H', W']. Each output is a row product."""
     x = np.pad(x, [(0, 0)] * (x.ndim - 2) + [(n, n) for n in padding])
     windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[-2:], (-2, -1))
     windows = windows[..., :: stride[0], :: stride[1], :, :]  # [..., C, H', W', h, w]
@@ -74,12 +75,30 @@ def _times_transposed(x: Array, w: Array) -> Array:
 
 
 def _in_order(a: Array, b: Array) -> Array:
-    """a @ b in float64, one k after the other: a fold has the same bits on every machine, which no BLAS promises."""
+    """a @ b in float64, one k after the other: a fold has the same bits on every machine, which no BLAS promises.
+
+    Some columns at a time, so that the sums stay in the cache; which ones does not change a bit.
+    """
     a, b = a.astype(np.float64, copy=False), b.astype(np.float64, copy=False)
-    y: Array = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:-1], b.shape[-1]))
-    for k in range(a.shape[-1]):
-        y += a[..., k, None] * b[..., k, None, :] if a.ndim > 1 else a[k] * b[k]
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:-1], b.shape[-1])
+    y: Array = np.empty(shape)
+    columns = max(64, SUMS_AT_ONCE // max(1, y.size // max(1, shape[-1])))
+    for first in range(0, shape[-1], columns):
+        rows = b[..., first : first + columns]
+        rows = np.ascontiguousarray(rows) if a.ndim > 1 else rows
+        sums = np.zeros((*shape[:-1], rows.shape[-1]))
+        products = np.empty_like(sums)
+        for k in range(a.shape[-1]):
+            left, right = (a[..., k, None], rows[..., k, None, :]) if a.ndim > 1 else (a[k], rows[k])
+            np.multiply(left, right, out=products)
+            sums += products
+        y[..., first : first + columns] = sums
     return y
 
 
-OPS: dict[str, Callable[..., Any]] = {"linear": linear, "gated_linear": gated_linear, "matmul": matmul, "conv2d": conv2d}
+OPS: dict[str, Callable[..., Any]] = {
+    "linear": linear,
+    "gated_linear": gated_linear,
+    "matmul": matmul,
+    "conv2d": conv2d,
+}

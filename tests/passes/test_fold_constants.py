@@ -216,6 +216,76 @@ def test_linear_and_norm() -> None:
     )
 
 
+def test_columns_of_a_linear() -> None:
+    """Scale and shift are columns of one linear: each multiplies its own rows of the weight."""
+    expect_pass(
+        fold_constants,
+        fires={"fold_constants": 3},
+        before="""
+        module m
+
+        graph weights() {
+          %0 = tensor(key=a) : f32[4,4]
+          %1 = tensor(key=b) : f32[4]
+          return a=%0, b=%1
+        }
+
+        graph step(x: f32[3,2], k: i32[]) {
+          @a : f32[4,4]
+          @b : f32[4]
+          %0 = const(data="0000803f00000040000000400000803f0000803f00000040000000400000803f") : f32[2,4]
+          %1 = index(%0, %k) : f32[4]
+          %2 = linear(%1, @a, @b) : f32[4]
+          %3 = slice(%2, axis=-1, start=0, stop=2) : f32[2]
+          %4 = slice(%2, axis=-1, start=2, stop=4) : f32[2]
+          %5 = mul(%x, %3) : f32[3,2]
+          %6 = add(%5, %4) : f32[3,2]
+          return y=%6
+        }
+
+        schedule {
+          repeat 2 k {
+            run step
+          }
+          return y=y
+        }
+        """,
+        after="""
+        module m
+
+        graph weights() {
+          %0 = tensor(key=a) : f32[4,4]
+          %1 = tensor(key=b) : f32[4]
+          return a=%0, b=%1
+        }
+
+        graph step(x: f32[3,2], k: i32[]) {
+          @a : f32[4,4]
+          @b : f32[4]
+          %0 = const(data="0000803f00000040000000400000803f0000803f00000040000000400000803f") : f32[2,4]
+          %1 = slice(@a, axis=-2, start=0, stop=2) : f32[2,4]
+          %2 = slice(@b, axis=-1, start=0, stop=2) : f32[2]
+          %3 = linear(%0, %1, %2) : f32[2,2]
+          %4 = index(%3, %k) : f32[2]
+          %5 = mul(%x, %4) : f32[3,2]
+          %6 = slice(@a, axis=-2, start=2, stop=4) : f32[2,4]
+          %7 = slice(@b, axis=-1, start=2, stop=4) : f32[2]
+          %8 = linear(%0, %6, %7) : f32[2,2]
+          %9 = index(%8, %k) : f32[2]
+          %10 = add(%5, %9) : f32[3,2]
+          return y=%10
+        }
+
+        schedule {
+          repeat 2 k {
+            run step
+          }
+          return y=y
+        }
+        """,
+    )
+
+
 def test_concat_with_constant() -> None:
     """A part that does not depend on the step is repeated for every step."""
     expect_pass(
