@@ -101,13 +101,9 @@ __device__ __forceinline__ void clear_padding(T* q_tile) {
     }
 }
 
-// s = q k^T: 16 rows times KEYS keys of one warp. q_at and k_at are this lane's addresses of the first fragments.
+// s += q k^T: 16 rows times KEYS keys of one warp. q_at and k_at are this lane's addresses of the first fragments.
 template <typename T, typename Tile>
 __device__ __forceinline__ void scores(float (&s)[Tile::N_TILES][4], u32 q_at, u32 k_at) {
-#pragma unroll
-    for (int n = 0; n < Tile::N_TILES; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[n][e] = 0.0f;
 #pragma unroll
     for (int step = 0; step < Tile::K_STEPS; ++step) {
         u32 a[4];
@@ -280,12 +276,20 @@ struct BlockPlace {
     __device__ __forceinline__ int query_head(int m) const { return head * group + m % group; }
 };
 
-// The keys and values of one key head.
-template <typename T>
-struct KeyRows {
-    const T *k, *v;
-    i64 k_row, v_row;
-};
+// Query i sees no key from `end` on, nor, where causal, any after i + shift.
+template <typename Tile>
+__device__ __forceinline__ RowView rows_of_lane(const BlockPlace<Tile>& at, int end, bool causal, int shift,
+                                                const u8* mask, i64 mask_head, i64 mask_row, i64 mask_key) {
+    RowView view;
+    view.mask_step = mask_key;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int m = min(at.row0 + at.wm * 16 + at.lane / 4 + 8 * r, at.rows - 1);
+        view.last[r] = causal ? at.query(m) + shift : end - 1;
+        view.mask[r] = mask + at.query_head(m) * mask_head + at.query(m) * mask_row;
+    }
+    return view;
+}
 
 // BN rows of k or v from key `start` on; hidden ones become zeros. One cp.async group.
 template <int COLS, int PITCH, int THREADS, typename T, int BN>
@@ -295,49 +299,58 @@ __device__ __forceinline__ void load_keys(T* to, const T* from, i64 row_step, co
     cp_async_commit();
 }
 
-// The key tiles first..last-1 of the list, for all rows of the block. full_end: keys below it are hidden from a row by
-// the hole or the mask operand only.
+// Shared-memory addresses of this lane's part of the first fragments of q, k and v: see ldmatrix in ptx.cuh.
+template <typename Tile, typename T>
+struct FragmentAddress {
+    u32 q, k, v;
+
+    __device__ __forceinline__ FragmentAddress(const T* q_tile, const T* k_tile, const T* v_tile,
+                                               const BlockPlace<Tile>& at) {
+        const int lane = at.lane, key = at.wn * Tile::KEYS;
+        q = shared_address(q_tile + (at.wm * 16 + lane % 16) * Tile::K_PITCH + lane / 16 * 8);
+        k = shared_address(k_tile + (key + lane / 16 * 8 + lane % 8) * Tile::K_PITCH + lane / 8 % 2 * 8);
+        v = shared_address(v_tile + (key + lane % 16) * Tile::V_PITCH + lane / 16 * 8);
+    }
+};
+
+// The key tiles first..last-1 of the list, for all rows of the block; k and v are those of its key head. full_end: keys
+// below it are hidden from a row by the hole or the mask operand only.
 template <typename T, typename Tile, bool kMask>
 __device__ __forceinline__ void attend(float (&o)[Tile::O_TILES][4], float (&top)[2], float (&weight)[2], T* q_tile,
-                                       const KeyRows<T>& from, const KeyTiles<Tile::BN>& keys, int first, int last,
-                                       int full_end, const RowView& view, const BlockPlace<Tile>& at, float scale) {
+                                       const T* k, i64 k_row, const T* v, i64 v_row, const KeyTiles<Tile::BN>& keys,
+                                       int first, int last, int full_end, const RowView& view,
+                                       const BlockPlace<Tile>& at, float scale) {
     T* const k_tile = q_tile + Tile::Q_SIZE;
     T* const v_tile = k_tile + Tile::STAGES * Tile::K_SIZE;
     const auto load_k = [&](int i) {
-        load_keys<Tile::D, Tile::K_PITCH, Tile::THREADS>(k_tile + (i - first) % Tile::STAGES * Tile::K_SIZE, from.k,
-                                                         from.k_row, keys, keys.start(i));
+        load_keys<Tile::D, Tile::K_PITCH, Tile::THREADS>(k_tile + (i - first) % Tile::STAGES * Tile::K_SIZE, k, k_row,
+                                                         keys, keys.start(i));
     };
     const auto load_v = [&](int i) {
-        load_keys<Tile::DV, Tile::V_PITCH, Tile::THREADS>(v_tile + (i - first) % Tile::STAGES * Tile::V_SIZE, from.v,
-                                                          from.v_row, keys, keys.start(i));
+        load_keys<Tile::DV, Tile::V_PITCH, Tile::THREADS>(v_tile + (i - first) % Tile::STAGES * Tile::V_SIZE, v, v_row,
+                                                          keys, keys.start(i));
     };
-    const int lane = at.lane, key0 = at.wn * Tile::KEYS;
-    const u32 q_at = shared_address(q_tile + (at.wm * 16 + lane % 16) * Tile::K_PITCH + lane / 16 * 8);
-    const u32 k_at = shared_address(k_tile + (key0 + lane / 16 * 8 + lane % 8) * Tile::K_PITCH + lane / 8 % 2 * 8);
-    const u32 v_at = shared_address(v_tile + (key0 + lane % 16) * Tile::V_PITCH + lane / 16 * 8);
+    const FragmentAddress<Tile, T> fragment(q_tile, k_tile, v_tile, at);
     if (first < last) load_k(first), load_v(first);
     for (int i = first; i < last; ++i) {
         const int start = keys.start(i), slot = (i - first) % Tile::STAGES;
-        float s[Tile::N_TILES][4];
+        float s[Tile::N_TILES][4] = {};
         u32 keep[Tile::N_TILES];
         // One stage: k and v take turns, k's next tile loads during the second product and v's during the first. Two
         // stages: the next tile of both loads during the whole of this one, and one barrier does.
         cp_async_wait<Tile::STAGES == 1 ? 1 : 0>();
         __syncthreads();
         if (Tile::STAGES == 2 && i + 1 < last) load_k(i + 1), load_v(i + 1);
-        scores<T, Tile>(s, q_at, k_at + slot * Tile::K_SIZE * 2);
+        scores<T, Tile>(s, fragment.q, fragment.k + slot * Tile::K_SIZE * 2);
         if (Tile::STAGES == 1) {
             __syncthreads();
             i + 1 < last ? load_k(i + 1) : cp_async_commit();  // a group each time: the wait counts them
         }
         if (kMask || !keys.sees_all(start) || start + Tile::BN > full_end)
-            hide<kMask>(s, keep, start + key0 + lane % 4 * 2, keys, view);
+            hide<kMask>(s, keep, start + at.wn * Tile::KEYS + at.lane % 4 * 2, keys, view);
         softmax_step(s, o, top, weight, scale);
-        if (Tile::STAGES == 1) {
-            cp_async_wait<1>();
-            __syncthreads();
-        }
-        add_values<T, Tile, kMask>(o, s, keep, v_at + slot * Tile::V_SIZE * 2);
+        if (Tile::STAGES == 1) cp_async_wait<1>(), __syncthreads();
+        add_values<T, Tile, kMask>(o, s, keep, fragment.v + slot * Tile::V_SIZE * 2);
         if (Tile::STAGES == 1) {
             __syncthreads();
             if (i + 1 < last) load_v(i + 1);
@@ -416,20 +429,13 @@ smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __rest
     const int last_query = at.query(min(at.row0 + Tile::BM, at.rows) - 1);
     const KeyTiles<BN> keys(valid, resume, causal ? min(sk, last_query + shift + 1) : sk);
     const int full_end = causal ? at.query(at.row0) + shift + 1 : sk;
-    RowView view;
-    view.mask_step = mask_key;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const int m = min(at.row0 + at.wm * 16 + at.lane / 4 + 8 * r, at.rows - 1);
-        view.last[r] = causal ? at.query(m) + shift : sk - 1;
-        view.mask[r] = mask + at.batch * mask_batch + at.query_head(m) * mask_head + at.query(m) * mask_row;
-    }
+    const RowView view = rows_of_lane(at, sk, causal, shift, mask + at.batch * mask_batch, mask_head, mask_row,  //
+                                      mask_key);
 
     const int split = blockIdx.y, splits = gridDim.y;
     float o[Tile::O_TILES][4] = {}, top[2] = {kNoKey, kNoKey}, weight[2] = {};
-    const KeyRows<T> from{k + at.batch * k_batch + at.head * k_head, v + at.batch * v_batch + at.head * v_head, k_row,
-                          v_row};
-    attend<T, Tile, kMask>(o, top, weight, q_tile, from, keys, split * keys.count / splits,
+    attend<T, Tile, kMask>(o, top, weight, q_tile, k + at.batch * k_batch + at.head * k_head, k_row,
+                           v + at.batch * v_batch + at.head * v_head, v_row, keys, split * keys.count / splits,
                            (split + 1) * keys.count / splits, full_end, view, at, scale);
     cp_async_wait<0>();  // where there was no key, the queries may still be on their way into bytes used again below
     finish<Tile, kSplit>(smem, o, top, weight, at, scale, out + at.batch * out_batch, out_head, out_row, part_sums,
