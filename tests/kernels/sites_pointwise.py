@@ -31,7 +31,20 @@ def patches(views: int, grid: int = 16, patch: int = 14) -> Site:
     line = grid * patch * 3
     shape = (views, grid, grid, 3, patch, patch)
     image = Operand("u8", shape, (grid * patch * line, patch * line, patch * 3, 1, line, 3))
-    return program([image], [packed("f32", *shape)], (("const", 127.5), ("div", 0, 1), ("const", 1.0), ("sub", 2, 3)))
+    scaled = (("cast", 0, "f32"), ("const", 255.0), ("div", 1, 2), ("const", 2.0), ("mul", 3, 4))
+    return program([image], [packed("f32", *shape)], (*scaled, ("const", -1.0), ("add", 5, 6)))
+
+
+def positions(views: int) -> Site:
+    """The learned positions, added to the patches of every view; fp32 until here."""
+    operands = [packed("f32", views, 256, 1152), packed("f32", 256, 1152)]
+    return program(operands, [packed("bf16", views, 256, 1152)], (("add", 0, 1),))
+
+
+def angles(chunk: int, op: str) -> Site:
+    """op(position * frequency) of a chunk that starts at a device scalar."""
+    expr = (("add", 0, 1), ("cast", 3, "f32"), ("mul", 4, 2), (op, 5))
+    return program([packed("i32"), packed("i32", chunk, 1), packed("f32", 128)], [packed("f32", chunk, 128)], expr)
 
 
 def euler(chunk: int, velocity: str = "f32") -> Site:
@@ -50,12 +63,14 @@ def copy(
 
 
 def real_sites() -> list[Site]:
-    """Pi0.5: images to patches, Euler steps, casts, and copies into slices of a KV cache."""
+    """Pi0.5: images to patches, positions, angles of a chunk, Euler steps, values into slices of a KV cache."""
     return [
-        *(patches(views) for views in (1, 2, 3)),
+        *(site(views) for site in (patches, positions) for views in (1, 2, 3)),
+        *(angles(chunk, op) for chunk in (10, 50) for op in ("cos", "sin")),
         *(euler(chunk) for chunk in (10, 50)),
-        copy((50, 1024), (1024, 1), dtype="f32", to="bf16"),
-        copy((1, 560, 256), (512, 512, 1), (610 * 256, 256, 1)),
+        program([packed("i32")], [packed("i32")], (("const", 512), ("add", 0, 1))),
+        copy((50, 32), (32, 1), dtype="f32"),
+        copy((1, 560, 256), (560 * 512, 512, 1), (610 * 256, 256, 1)),
         copy((560, 2048), (2048, 1)),
     ]
 
@@ -105,5 +120,6 @@ def inputs(site: Site, generator: np.random.Generator) -> list[NDArray[np.generi
     reach = {"sin": 5000.0, "cos": 5000.0, "exp": 20.0, "pow": 3.0}.get(op)
     if reach:
         for i, operand in enumerate(site.operands):
-            found[i] = generator.uniform(-reach, reach, operand.shape if operand else ()).astype(np.float32)
+            if operand and operand.dtype == "f32":
+                found[i] = generator.uniform(-reach, reach, operand.shape).astype(np.float32)
     return found

@@ -66,9 +66,10 @@ def rope_qkv(rows: int, length: int, heads: int = HEADS, kv_heads: int = 1, d: i
     return Site("rope_qkv", (x, angle, angle), results, {"heads": heads, "kv_heads": kv_heads, "pairing": pairing})
 
 
-def rope(heads: int, rows: int, d: int, dtype: str = "bf16", angles: str = "f32", pairing: str = "half") -> Site:
-    """x is [rows, heads, d] in memory, seen as [heads, rows, d]."""
-    x, angle = Operand(dtype, (heads, rows, d), (d, heads * d, 1)), packed(angles, rows, d // 2)
+def rope(heads: int, rows: int, d: int, dtype: str = "bf16", angles: str = "f32", pairing: str = "half",
+         gap: int = 0) -> Site:  # fmt: skip
+    """x is [rows, heads, d] in memory, `gap` elements between rows, seen as [heads, rows, d]."""
+    x, angle = Operand(dtype, (heads, rows, d), (d, heads * d + gap, 1)), packed(angles, rows, d // 2)
     return Site("rope", (x, angle, angle), (packed(dtype, heads, rows, d),), {"pairing": pairing})
 
 
@@ -115,7 +116,7 @@ def real_sites() -> list[Site]:
         ]
     for tokens in (views * PATCHES + budget for views in VIEWS for budget in PROMPTS):
         found += [rms_norm(tokens, 2048), rms_norm(tokens, 2048, w=""), residual_norm(tokens, 2048, "rms", affine="")]
-        found += [rope_qkv(tokens, tokens + 50), rope(1, tokens, HEAD)]
+        found += [rope_qkv(tokens, tokens + 50), rope(1, tokens, HEAD, gap=HEAD)]
     for chunk in HORIZONS:
         found += [ada_rms_norm(chunk, 1024), residual_norm(chunk, 1024, "ada", gate="f32")]
         found += [residual_norm(chunk, 1024, "ada"), rope_qkv(chunk, 560 + chunk)]
