@@ -35,7 +35,7 @@ def _unmasked(node: Node) -> tuple[Node, Node] | None:
     """(scores, condition) of scores + mask, where(c, scores, -huge) and where(c, -huge, scores)"""
     if node.op == "add":
         for scores, mask in (node.operands, node.operands[::-1]):
-            condition = visible(mask)
+            condition = visible(mask) if number(mask) is None else None  # the same number everywhere hides nothing
             if condition is not None and scores.shape == node.shape:
                 return scores, condition
     if node.op == "where":

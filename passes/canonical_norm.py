@@ -98,6 +98,7 @@ RULES = (
         [
             (mul(x, _ROOT), _plain),
             (mul(x, mul(_ROOT, w)), _factored),
+            (mul(_norm(weighted=False), Var("w", const=True)), _weighted),  # two weights on one value: two norms
             (mul(_RMS, w), _weighted),
         ],
     ),

@@ -393,3 +393,21 @@ def test_one_head_without_an_axis() -> None:
         }
         """,
     )
+
+
+def test_same_number_added_everywhere() -> None:
+    """Hugely negative, but for every key: nothing is hidden."""
+    expect_unchanged(
+        canonicalize,
+        """
+        graph g(q: f32[4,3,8], k: f32[4,5,8], v: f32[4,5,8]) {
+          %0 = transpose(%k, perm=[-1, -2]) : f32[4,8,5]
+          %1 = matmul(%q, %0) : f32[4,3,5]
+          %2 = const(value=-1000000000.0) : f32[]
+          %3 = add(%1, %2) : f32[4,3,5]
+          %4 = softmax(%3) : f32[4,3,5]
+          %5 = matmul(%4, %v) : f32[4,3,8]
+          return %5
+        }
+        """,
+    )

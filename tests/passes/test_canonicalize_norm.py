@@ -328,3 +328,45 @@ def test_centred_on_another_mean() -> None:
         }
         """,
     )
+
+
+def test_two_weights_on_one_normalised_value() -> None:
+    expect_pass(
+        canonicalize,
+        fires={"rms_norm": 2},
+        before="""
+        graph g(x: f32[5,8]) {
+          @v : f32[8]
+          @w : f32[8]
+          %0 = rms_norm(%x, eps=1e-06) : f32[5,8]
+          %1 = mul(%0, @v) : f32[5,8]
+          %2 = mul(%0, @w) : f32[5,8]
+          return a=%1, b=%2
+        }
+        """,
+        after="""
+        graph g(x: f32[5,8]) {
+          @v : f32[8]
+          @w : f32[8]
+          %0 = rms_norm(%x, @v, eps=1e-06) : f32[5,8]
+          %1 = rms_norm(%x, @w, eps=1e-06) : f32[5,8]
+          return a=%0, b=%1
+        }
+        """,
+    )
+
+
+def test_factor_that_is_computed_and_a_second_reader() -> None:
+    """It may be a table of positions, and not the norm's."""
+    expect_unchanged(
+        canonicalize,
+        """
+        graph g(x: f32[1,8], cos: f32[1,8]) {
+          %0 = rms_norm(%x, eps=1e-06) : f32[1,8]
+          %1 = mul(%0, %cos) : f32[1,8]
+          %2 = abs(%0) : f32[1,8]
+          %3 = add(%1, %2) : f32[1,8]
+          return %3
+        }
+        """,
+    )
