@@ -1,7 +1,7 @@
 """Which call departs first: call by call, the Plan on its device beside a second opinion.
 
-Without a checkpoint the second opinion is the emulator, and the suspect a kernel. With one it is the interpreter, run as
-typed on the program after all passes, and the suspect a weight, a pass or the Plan's writer.
+Without a checkpoint the second opinion is the emulator, and the suspect a kernel. With one it is the interpreter, run
+as typed on the program after all passes, and the suspect a weight, a pass or the Plan's writer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ class Departure:
 
 
 def first_departure(
-    plan: Plan, ordinal: int | None, inputs: Mapping[str, Array], opinion: Opinion, progress: Callable[[str, float], None]
+    plan: Plan,
+    ordinal: int | None,
+    inputs: Mapping[str, Array],
+    opinion: Opinion,
+    progress: Callable[[str, float], None],
 ) -> Departure | None:
     """Runs the Plan's calls one by one, in order."""
     with executor_for(by_call(plan), ordinal) as executor:

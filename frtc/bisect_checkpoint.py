@@ -39,7 +39,9 @@ class Interpreted:
         if stage not in self.graphs:  # a `let`: the carried value before its first round
             name = stage.partition(".")[2]
             source = self.emitted[stage][0].operands[0]
-            self.env[name] = self.env[source.buffer.slot] if source is not None and source.buffer.slot else self.env[name]
+            self.env[name] = (
+                self.env[source.buffer.slot] if source is not None and source.buffer.slot else self.env[name]
+            )
             return None
         if self.at != (stage, round):
             self._evaluate(stage, round)

@@ -1,4 +1,4 @@
-"""The report of a bug: everything a maintainer needs, in a file of its own. Holds the command line and no file's contents."""
+"""The report of a bug: everything a maintainer needs, in a file of its own. It holds no file's contents."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import frtc
 from frtc.console import Result, show, show_error
@@ -67,23 +67,23 @@ def run(arguments: Sequence[str]) -> Result:
         rows = [("known", ", ".join(COMMANDS))]
         rows += [("nearest", near)] if (near := nearest(name, COMMANDS)) else []
         raise UsageError("usage.command", f"there is no command {name}", rows)
-    module = _command(name)
-    parser = Parser(prog=f"frtc {name}", description=COMMANDS[name], allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="the result as JSON on standard output")
-    module.options(parser)
-    result: Result = module.run(parser.parse_args(rest))
-    return result
-
-
-def _command(name: str) -> Any:
     try:
-        return importlib.import_module(f"frtc.commands.{name}")
+        return _run_command(name, rest)
     except ImportError as fault:
         missing = (fault.name or "").partition(".")[0]
         if missing in ("", "frtc"):
             raise
         what = f"`frtc {name}` needs {missing}, which is not installed"
         raise EnvironmentFault("env.package", what, [("found", str(fault))], "pip install 'frtc[compile]'") from None
+
+
+def _run_command(name: str, rest: Sequence[str]) -> Result:
+    module = importlib.import_module(f"frtc.commands.{name}")
+    parser = Parser(prog=f"frtc {name}", description=COMMANDS[name], allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="the result as JSON on standard output")
+    module.options(parser)
+    result: Result = module.run(parser.parse_args(rest))
+    return result
 
 
 def overview() -> str:

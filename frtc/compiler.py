@@ -205,12 +205,16 @@ def compile(
     plan_id = write_plan(out, built, program, opened.checkpoint.read, blobs, evidence, written)
     clock.lap("self-test" if options.self_test else "finish")
     costs = {name: sum(c.choice.cost_us for c in calls) for name, calls in built.emitted.items()}
-    return CompileReport.of(out, plan_id, opened.model.title, opened.facts, policy, program, costs, report.fired, clock.seconds)
+    return CompileReport.of(
+        out, plan_id, opened.model.title, opened.facts, policy, program, costs, report.fired, clock.seconds
+    )
 
 
 def _require_folder(out: Path) -> None:
     if not out.parent.is_dir():
-        raise UsageError("output.folder", f"there is no folder {out.parent}", hint="create it, or choose another with -o")
+        raise UsageError(
+            "output.folder", f"there is no folder {out.parent}", hint="create it, or choose another with -o"
+        )
     if out.is_dir():
         raise UsageError("output.folder", f"{out} is a folder", hint=f"name a file: -o {out / 'policy.plan'}")
 

@@ -1,4 +1,4 @@
-"""What this machine can do: facts, each with a verdict and what to do. Nothing here fails; every check says what it saw."""
+"""What this machine can do: facts, each with a verdict and what to do. Nothing here raises an error."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def _nvrtc() -> list[Finding]:
     if not branch:
         return [Finding("compile: NVRTC", version.split()[0], True)]
     fits = branch >= wants
-    return [Finding("GPU: driver for our cubins", f"{branch}, they need {wants}", fits, "" if fits else "update the driver")]
+    return [
+        Finding("GPU: driver for our cubins", f"{branch}, they need {wants}", fits, "" if fits else "update the driver")
+    ]
 
 
 def _gpu() -> list[Finding]:
@@ -79,7 +81,9 @@ def _gpu() -> list[Finding]:
     driver.release()
     targets = [t.name for t in load_targets().values() if t.sm == device.sm]
     kind = "shared with the CPU" if device.integrated else "its own"
-    about = f"{device.name}, sm_{device.sm}, driver {device.branch or 'unknown'}, CUDA {device.cuda // 1000}, memory {kind}"
+    about = (
+        f"{device.name}, sm_{device.sm}, driver {device.branch or 'unknown'}, CUDA {device.cuda // 1000}, memory {kind}"
+    )
     known = Finding("GPU", about, bool(targets), "" if targets else "frtc has no target for this GPU")
     return [known, Finding("target", ", ".join(targets) or "none"), *_clocks()]
 

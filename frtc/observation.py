@@ -83,7 +83,8 @@ def _state(seed: int, dim: int, norm: Norm) -> Array:
         return (2 * share - 1).astype(np.float32)
     first, second = np.array(norm.mean_or_low), np.array(norm.std_or_high)
     low, high = (first - second, first + second) if norm.rule.endswith("mean_std") else (first, second)
-    return (low + share * (high - low)).astype(np.float32)
+    state: Array = (low + share * (high - low)).astype(np.float32)
+    return state
 
 
 def _npy(path: Path) -> Array:
@@ -100,7 +101,9 @@ def _picture(path: Path) -> Array:
         from PIL import Image
     except ImportError:
         hint = "pip install pillow, or pass .npy files"
-        raise EnvironmentFault("env.package", f"reading {path.name} needs Pillow, which is not installed", hint=hint) from None
+        raise EnvironmentFault(
+            "env.package", f"reading {path.name} needs Pillow, which is not installed", hint=hint
+        ) from None
     try:
         with Image.open(path) as picture:
             return np.asarray(picture.convert("RGB"))

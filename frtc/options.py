@@ -28,7 +28,9 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     policy.add_argument("--pixel", choices=get_args(Pixel), default="rgb8", help="colour order and type of frames")
     policy.add_argument("--asset", metavar="NAME", help="which of several statistics")
     policy.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json; goes into the Plan")
-    policy.add_argument("--actions", metavar="KIND", help="absolute, delta or delta:MASK (6,-1: six delta, one absolute)")
+    policy.add_argument(
+        "--actions", metavar="KIND", help="absolute, delta or delta:MASK (6,-1: six delta, one absolute)"
+    )
     policy.add_argument("--state-in-prompt", choices=("yes", "no"), help="is the state written into the prompt?")
     policy.add_argument("--state-dim", type=_count, metavar="N", help="real dimensions of the state")
     policy.add_argument("--action-dim", type=_count, metavar="N", help="real dimensions of an action")

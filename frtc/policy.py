@@ -1,10 +1,10 @@
 """A Plan ready to act: raw observation in, robot actions out.
 
-    policy = frtc.load("pi05.plan")                  # the GPU or an error; device="cpu" emulates, slowly
-    policy.warm()
-    answer = policy.infer({"base": img, "left_wrist": img, "state": q, "prompt": "fold the towel"})
-    answer.actions                                   # f32 [horizon, dim], robot units
-    answer.latency_us                                # {"total": ..., "prepare": ..., "run": ..., "finish": ...}
+policy = frtc.load("pi05.plan")                  # the GPU or an error; device="cpu" emulates, slowly
+policy.warm()
+answer = policy.infer({"base": img, "left_wrist": img, "state": q, "prompt": "fold the towel"})
+answer.actions                                   # f32 [horizon, dim], robot units
+answer.latency_us                                # {"total": ..., "prepare": ..., "run": ..., "finish": ...}
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class Policy:
         marks.append(time.perf_counter_ns())
         actions = self.steps.finish(output, prepared)
         marks.append(time.perf_counter_ns())
-        prepare, run, finish = ((b - a) / 1e3 for a, b in zip(marks, marks[1:], strict=False))
+        prepare, run, finish = ((b - a) / 1e3 for a, b in pairwise(marks))
         total = (marks[-1] - marks[0]) / 1e3
         latency = {"total": total, "prepare": prepare, "run": run, "finish": finish}
         return Inference(actions, output, prepared.draw, latency)

@@ -87,7 +87,9 @@ class CompileReport:
         t = self.target
         parts = [
             f"{self.path}: {self.model} for {t.name} ({t.nvcc}), {size(self.file_nbytes)}",
-            table([("plan", self.plan_id), ("target", f"{t.evidence}: {MEANING.get(t.evidence, 'see `frtc models`')}")]),
+            table(
+                [("plan", self.plan_id), ("target", f"{t.evidence}: {MEANING.get(t.evidence, 'see `frtc models`')}")]
+            ),
             facts_text(self.facts, self.assumed),
             "memory on the device",
             table(memory_rows(self.weights_nbytes, self.arena_nbytes, self.state_nbytes)),

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from frtc.codegen.build import Built
 from frtc.codegen.emit import Emitted
 from frtc.codegen.places import Place
-from frtc.lowering.ir import Module, Node
+from frtc.lowering.ir import Module, Node, Repeat, Run, Step
 from frtc.lowering.strided import Strided
+
+
+def counters(steps: tuple[Step, ...]) -> Iterator[tuple[str, str]]:
+    """(program, name of the input that counts the rounds of the repeat around it)."""
+    for step in steps:
+        if isinstance(step, Repeat):
+            yield from ((s.program, step.index) for s in step.body if isinstance(s, Run))
+            yield from counters(step.body)
 
 
 def results_of(module: Module, built: Built) -> dict[str, dict[str, Any]]:
@@ -33,7 +41,7 @@ def _place(name: str, node: Node, emitted: tuple[Emitted, ...]) -> Place | None:
     return copied or _seen(node, made)
 
 
-def _seen(node: Node, made: Mapping[tuple[Node | None, int], Place]) -> Place | None:
+def _seen(node: Node, made: Mapping[tuple[Node, int], Place]) -> Place | None:
     if (node, 0) in made:
         return made[node, 0]
     source = node.args[0] if node.args else None

@@ -1,9 +1,9 @@
 """The self-test: vectors made by the emulator when a Plan was compiled, compared where it runs.
 
-Needs the Plan alone. A seeded observation goes through the policy's steps and the programs; after each of them its named
-results are compared with a fingerprint kept in the evidence: a SHA-256, and some elements for devices that round
-otherwise (a GPU; on a CPU another NumPy or processor). Their relative error stays within the bars of docs/numerics.md. A
-value that is carried from round to round is compared by its change, so that the noise it started from hides nothing.
+Needs the Plan alone. A seeded observation goes through the policy's steps and the programs; after each of them its
+named results are compared with a fingerprint kept in the evidence: a SHA-256, and some elements for devices that round
+otherwise (a GPU; on a CPU another NumPy or processor). Their relative error stays within the bars of docs/numerics.md.
+A value carried from round to round is compared by its change, so that the noise it started from hides nothing.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def trace(
 ) -> Module:
     """The raw module of a model.
 
-    tensors    parameter -> (key in the checkpoint, type it is stored in); its weight is that tensor in the module's type
+    tensors    parameter -> (key in the checkpoint, type it is stored in); the weight is in the module's type
     progress   called with each stage's name before it is traced
     """
     graphs = []

@@ -21,9 +21,10 @@ import numpy as np
 from frtc.compiler import CompileOptions, Opened, Progress, import_module, open_model, options_of
 from frtc.errors import CheckFailed, FrtcError, UsageError
 from frtc.lowering.interpret import run, run_module
-from frtc.lowering.ir import Graph, Module, Repeat, Run, Step
+from frtc.lowering.ir import Graph, Module
 from frtc.policy import TOKENIZER, Policy
 from frtc.probe import read
+from frtc.results import counters
 from frtc.runtime.plan import unrolled
 from frtc.runtime.plan_file import Plan
 from frtc.selftest import bar_of, ref_of, relative_error
@@ -153,7 +154,7 @@ def walk(
     """Runs the Plan program by program: each result's difference, and the environment that its program started from."""
     program, module = policy.plan.program, reference.module
     places = _places(policy.plan)
-    graphs, counters = {g.name: g for g in module.graphs}, dict(_counters(module.schedule))
+    graphs, counting = {g.name: g for g in module.graphs}, dict(counters(module.schedule))
     weights, bar = reference.weights(module, "wide"), bar_of(program)
     policy.reset()
     for name, array in inputs.items():
@@ -167,7 +168,7 @@ def walk(
         env |= {name: read(policy.executor, ref, round) for name, ref in places.get(stage, {}).items()}
         if stage not in graphs:
             continue
-        before[counters.get(stage, "")] = np.array(round, np.int32)
+        before[counting.get(stage, "")] = np.array(round, np.int32)
         expected = run(graphs[stage], before, weights, "wide")
         for name, value in expected.items():
             if name in places.get(stage, {}):
@@ -182,14 +183,6 @@ def _places(plan: Plan) -> dict[str, dict[str, Any]]:
         hint = "compile the Plan again without --no-self-test"
         raise FrtcError("verify.no_vectors", "the Plan does not say where its programs keep their results", hint=hint)
     return {stage: {name: ref_of(ref) for name, ref in named.items()} for stage, named in values.items()}
-
-
-def _counters(steps: tuple[Step, ...]) -> Iterator[tuple[str, str]]:
-    """(program, name of the input that counts its rounds)."""
-    for step in steps:
-        if isinstance(step, Repeat):
-            yield from ((s.program, step.index) for s in step.body if isinstance(s, Run))
-            yield from _counters(step.body)
 
 
 def _cosine(a: Array, b: Array) -> float:

@@ -19,6 +19,8 @@ from frtc.lowering.pattern import Call, Maybe, Once, match
 from frtc.lowering.verify import Invalid
 
 FIRED: ContextVar[Counter[str] | None] = ContextVar("FIRED", default=None)  # set by whoever wants to count
+Watcher = Callable[[str, Node, Node], None]  # (rule, what it matched, what it made)
+WATCH: ContextVar[Watcher | None] = ContextVar("WATCH", default=None)  # set by whoever wants to see each rewrite
 MAX_SWEEPS = 64
 Pass = Callable[[Module], Module]
 
@@ -106,7 +108,10 @@ class _Sweep:
                 if new.type != node.type:
                     raise Invalid(f"rule {name} changes {node.op} : {node.type} into {new.op} : {new.type}")
                 count(name)
-                return _located(new, node)
+                new = _located(new, node)
+                if (watch := WATCH.get()) is not None:
+                    watch(name, node, new)
+                return new
         return None
 
 

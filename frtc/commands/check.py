@@ -1,4 +1,4 @@
-"""`frtc check CHECKPOINT`: what headers and side files prove, without compiling. `--data` holds statistics against data."""
+"""`frtc check CHECKPOINT`: what headers and side files prove, without compiling; do the statistics fit some data?"""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _read_all(checkpoint: Checkpoint) -> None:
 
 
 def _fits(opened: Opened, path: Path) -> list[dict[str, Any]]:
-    """Per dimension: the share of values that normalisation moves outside [-1, 1], and the range that the data cover."""
+    """Per dimension: the share of values outside [-1, 1] once normalised, and the share of that range which they cover."""
     found = []
     for name, norm, dim in (
         ("state", opened.files.state.norm, opened.files.state.dim),

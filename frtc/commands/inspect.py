@@ -86,7 +86,7 @@ def _short(value: Any) -> str:
 
 
 def _calls(p: Program) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for stage in p.stages:
         for i, call in enumerate(stage.calls):
             results = ", ".join(f"{r.dtype}{list(r.shape)}" for r in call.results)
@@ -102,7 +102,7 @@ def _kernels(p: Program) -> list[tuple[str, ...]]:
 
 def _weights(p: Program) -> list[tuple[str, ...]]:
     """Each weight with the expression over checkpoint tensors that made it."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for w in p.weights:
         made = " ".join(line.strip() for line in w.expression.splitlines()[1:-1])
         rows.append((w.name, f"{w.dtype}{list(w.shape)}", size(w.nbytes), made))

@@ -37,7 +37,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     timing.add_argument("--idle", type=float, metavar="S", help="also time the first inference after S idle seconds")
     timing.add_argument("--budget", type=float, metavar="MS", help="fail (exit 3) if p99 host to host is longer")
     timing.add_argument("--baseline", type=Path, metavar="FILE",
-                        help="JSON of an earlier `run --json`: fail (exit 3) if p50 of total is 5 %% slower")  # fmt: skip
+                        help="JSON of an earlier `run --json`: exit 3 if the p50 of total is 5 %% slower")  # fmt: skip
     parser.add_argument("--actions", type=Path, metavar="FILE", help="write the actions as .npy")
 
 
@@ -63,7 +63,9 @@ def run(args: argparse.Namespace) -> Result:
     return Result(_text(args.plan, facts, first, host, parts, after_idle), data, failure)
 
 
-def _repeat(policy: Policy, seen: Mapping[str, Any], runs: int, rate: float | None, progress: Progress) -> list[Inference]:
+def _repeat(
+    policy: Policy, seen: Mapping[str, Any], runs: int, rate: float | None, progress: Progress
+) -> list[Inference]:
     answers, start = [], time.perf_counter()
     for i in range(runs):
         if rate:

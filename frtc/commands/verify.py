@@ -20,10 +20,14 @@ SHOWN = 12  # rows of a table; --json has them all
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path)
     parser.add_argument("checkpoint", type=Path, nargs="?", help="compare with this checkpoint, in fp32")
-    parser.add_argument("--self-test", action="store_true", help="the vectors in the Plan: the default without CHECKPOINT")
+    parser.add_argument(
+        "--self-test", action="store_true", help="the vectors in the Plan: the default without CHECKPOINT"
+    )
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N, or cpu: the emulator")
     parser.add_argument("--bisect", action="store_true", help="name the first call that departs, instead of the check")
-    given = parser.add_argument_group("observation", "for CHECKPOINT and --bisect; what is not given is made from the seed")
+    given = parser.add_argument_group(
+        "observation", "for CHECKPOINT and --bisect; what is not given is made from the seed"
+    )
     given.add_argument("--image", action="append", default=[], metavar="ROLE=FILE")
     given.add_argument("--state", type=Path, metavar="FILE")
     given.add_argument("--prompt", metavar="TEXT")
@@ -50,7 +54,10 @@ def _self_test(policy: Policy, progress: Progress) -> Result:
     outcome = selftest.check(policy, progress)
     exact = sum(v.exact for v in outcome.values)
     worst = max(outcome.values, key=lambda v: v.error)
-    lines = [f"self-test: {len(outcome.values)} values, {exact} equal to the bit, {len(outcome.failed)} outside {outcome.bar:.0e}"]
+    lines = [
+        f"self-test: {len(outcome.values)} values, {exact} equal to the bit, "
+        f"{len(outcome.failed)} outside {outcome.bar:.0e}"
+    ]
     if not worst.exact:
         lines.append(f"largest relative error {worst.error:.2e}: {worst.where}")
     return Result("\n".join(lines), outcome.data(), outcome.failure())
@@ -91,7 +98,9 @@ def _bisect(args: argparse.Namespace, policy: Policy, ordinal: int | None, progr
 def _bisected(found: Departure | None, second: str) -> Result:
     if found is None:
         return Result(f"no call departs from {second}", {"departs": None})
-    failure = CheckFailed("verify.departs", f"{found.stage}/{found.index} departs from {second}", [("call", str(found))])
+    failure = CheckFailed(
+        "verify.departs", f"{found.stage}/{found.index} departs from {second}", [("call", str(found))]
+    )
     data: dict[str, Any] = {"departs": asdict(found)}
     return Result(f"first to depart from {second}: {found}", data, failure)
 

@@ -1,0 +1,94 @@
+"""`frtc explain CHECKPOINT --arch GPU`: what became of every node of the model; which kernel, and why not the others.
+
+Instead of a checkpoint it takes IR text (FILE.ir), a graph or a module, for instance one that FRTC_DUMP wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from frtc.codegen.fusible import implements
+from frtc.compiler import (
+    FAMILY_NAMES,
+    PRECISIONS,
+    CompileOptions,
+    families_for,
+    import_module,
+    open_model,
+    target_named,
+)
+from frtc.console import Progress, Result, table
+from frtc.errors import FrtcError
+from frtc.explain import OUTCOMES, Chosen, Explanation, Fate, explain
+from frtc.lowering.ir import Graph, Module, Run, tensor, walk
+from frtc.lowering.text import parse, parse_module
+from frtc.options import add_policy_options, policy_options, sizes
+from frtc.passes.standard import pipeline
+
+SHOWN = 3  # kernels not taken; --all shows every one
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", type=Path, help="folder, safetensors file, or IR text (.ir)")
+    parser.add_argument("--arch", required=True, metavar="GPU")
+    parser.add_argument("--node", metavar="TEXT", help="only nodes and calls whose op, call or location holds this")
+    parser.add_argument("--all", action="store_true", help="every node and every kernel not taken")
+    parser.add_argument("--precision", choices=list(PRECISIONS), default="bf16")
+    parser.add_argument("--family", choices=FAMILY_NAMES, default="baseline")
+    add_policy_options(parser)
+
+
+def run(args: argparse.Namespace) -> Result:
+    target, progress = target_named(args.arch), Progress()
+    families = families_for(target, args.family)
+    if args.checkpoint.suffix == ".ir":
+        module = read_ir(args.checkpoint)
+    else:
+        opened = open_model(args.checkpoint, CompileOptions(policy_options(args), args.precision, **sizes(args)))
+        module = import_module(opened, args.precision, progress)
+        progress.close()
+    found = explain(module, pipeline(implements(target, families)), target, families)
+    return Result(_text(found, args.node or "", args.all), found.data())
+
+
+def read_ir(path: Path) -> Module:
+    """The module in a text file; a single graph becomes a module that runs it once."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as fault:
+        raise FrtcError("input.file", f"{path} cannot be read: {fault}") from None
+    if text.lstrip().startswith("module"):
+        return parse_module(text)
+    graph = parse(text)
+    weights = sorted((n for n in walk(graph.roots) if n.op == "weight"), key=lambda n: str(n["name"]))
+    outputs = tuple((str(n["name"]), tensor(n["name"], n.t)) for n in weights)
+    results = tuple((name, name) for name, _ in graph.outputs)
+    return Module("text", (graph,), Graph("weights", (), outputs), (Run(graph.name),), results)
+
+
+def _text(found: Explanation, wanted: str, whole: bool) -> str:
+    counts = found.counts()
+    nodes = [f for f in found.nodes if wanted in f"{f.op} {f.call} {f.loc} {f.program}"]
+    calls = [c for c in found.calls if wanted in f"{c.site} {c.call} {c.loc}"]
+    lines = [
+        f"{len(found.nodes)} nodes imported",
+        table([(str(counts[o]), o, about) for o, about in OUTCOMES.items()]),
+    ]
+    if wanted or whole:
+        lines += ["nodes", table(_node(f) for f in nodes)]
+    lines += [f"{len(calls)} calls", *(_call(c, whole) for c in calls)]
+    return "\n".join(lines)
+
+
+def _node(fate: Fate) -> tuple[str, ...]:
+    return fate.program, fate.op, fate.type, fate.outcome, fate.call, " > ".join(fate.rules), fate.loc
+
+
+def _call(call: Chosen, whole: bool) -> str:
+    lines = [f"  {call.call}  {call.site}  # {call.loc}", f"      {call.kernel}, {call.cost_us:.1f} us estimated"]
+    shown = call.rejected if whole else call.rejected[:SHOWN]
+    lines += [f"        not {name}: {reason}" for name, reason in shown]
+    if len(call.rejected) > len(shown):
+        lines.append(f"        and {len(call.rejected) - len(shown)} more")
+    return "\n".join([*lines, *(f"      {missed}" for missed in call.missed)])
