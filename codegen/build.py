@@ -1,7 +1,7 @@
 """Build: a module after all passes becomes a Program and the cubins it launches.
 
-Emit every program, plan memory, derive dependences, compile what is launched. Nothing here depends on the model's or the
-target's name; two builds of the same module for the same target give equal programs.
+Emit every program, plan memory, derive dependences, compile what is launched. Nothing here depends on the name of model
+or target; two builds of the same module for the same target give equal programs.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from frtc.codegen.dependences import verify_no_race, with_dependences
 from frtc.codegen.emit import Emitted, Emitter
 from frtc.codegen.memory import Lifetime, aligned, plan_arena
 from frtc.codegen.nvrtc import Job, compile_all
-from frtc.codegen.places import Buffer, Place, new_place
 from frtc.codegen.placement import Placement, place_module
+from frtc.codegen.places import Buffer, Place, new_place
 from frtc.codegen.pointwise import copy_site
 from frtc.errors import FrtcError
 from frtc.kernels.catalog import CATALOG, Catalog
 from frtc.kernels.spec import Stage as KernelStage
 from frtc.kernels.targets import Target
-from frtc.lowering.ir import Graph, Let, Module, Node
+from frtc.lowering.ir import Graph, Let, Module, Node, Step
 from frtc.lowering.ir import Repeat as IrRepeat
 from frtc.lowering.ir import Run as IrRun
-from frtc.lowering.ir import Step
 from frtc.lowering.text import show
 from frtc.runtime import plan
 from frtc.runtime.plan import Call, Entry, Launch, Program, Repeat, Run, Slot, Stage, WeightEntry
@@ -95,9 +94,9 @@ class _Weights:
         return self.places[name][1]
 
     def entries(self, expressions: Mapping[str, Node]) -> tuple[WeightEntry, ...]:
+        texts = {name: show(Graph("weight", (), (("out", expressions[name]),))) for name in self.places}
         return tuple(
-            WeightEntry(name, p.buffer.offset, n.dtype, n.shape, show(Graph("weight", (), (("out", expressions[name]),))))
-            for name, (n, p) in self.places.items()
+            WeightEntry(name, p.buffer.offset, n.dtype, n.shape, texts[name]) for name, (n, p) in self.places.items()
         )
 
 
@@ -194,7 +193,7 @@ def _call(e: Emitted, target: Target, index: Mapping[Job, int]) -> Call:
         name=e.name,
         op=e.site.op,
         attrs=dict(e.site.attrs),
-        operands=tuple(p and p.ref() for p in e.operands),
+        operands=tuple(None if p is None else p.ref() for p in e.operands),
         results=tuple(p.ref() for p in e.results),
         launches=tuple(launches),
         scratch=(e.scratch.offset, e.scratch.nbytes) if e.scratch else (0, 0),
@@ -205,5 +204,3 @@ def _call(e: Emitted, target: Target, index: Mapping[Job, int]) -> Call:
 def _output(module: Module, outside: str, name: str) -> Slot:
     type = next(n.t for g in module.graphs for k, n in g.outputs if k == name)
     return Slot(outside, type.dtype, type.shape)
-
-

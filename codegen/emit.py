@@ -1,21 +1,21 @@
 """Emit: a program's nodes become calls, in order: kernel chosen, operands placed, launches computed.
 
-Views and constants cost nothing, an `index` by the round of a repeat is an address that moves from round to round, and a
-concat is written in place by its parts. Everything else needs a kernel; where a kernel refuses a strided operand, the
+Views and constants cost nothing, an `index` by the round of a repeat is an address that moves from round to round, and
+a concat is written in place by its parts. Everything else needs a kernel; where a kernel refuses a strided operand, the
 operand is copied first, and that is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from frtc.codegen.places import Buffer, Place, new_place, padded
 from frtc.codegen.placement import Placement, parts, targets
+from frtc.codegen.places import Buffer, Place, new_place, padded
 from frtc.codegen.pointwise import copy_site, scalar, site_attrs
 from frtc.kernels.catalog import Catalog, Choice, NoKernel
 from frtc.kernels.dtypes import DTYPES
-from frtc.kernels.spec import Site
+from frtc.kernels.spec import Operand, Site
 from frtc.kernels.targets import Target
 from frtc.lowering.ir import Graph, Node, Type
 from frtc.lowering.ops import POINTWISE
@@ -157,7 +157,7 @@ class Emitter:
         else:
             op, attrs = node.op, dict(node.attrs)
         operands = [None if a is None else self._place(a) for a in sources]
-        site = Site(op, tuple(p and p.operand() for p in operands), tuple(r.operand() for r in results), attrs)
+        site = Site(op, _operands(operands), tuple(r.operand() for r in results), attrs)
         try:
             choice = self.catalog.select(site, self.target, self.families)
         except NoKernel as error:
@@ -172,7 +172,7 @@ class Emitter:
         moved = [p if p is None or p.strided == padded(_type(p)) else new_place(ARENA, _type(p)) for p in operands]
         if moved == operands:
             raise error
-        packed = replace(site, operands=tuple(p and p.operand() for p in moved))
+        packed = replace(site, operands=_operands(moved))
         choice = self.catalog.select(packed, self.target, self.families)
         for old, new in zip(operands, moved, strict=True):
             if old is not None and new is not None and new is not old:
@@ -195,10 +195,12 @@ class Emitter:
 
 def _same(a: Place, b: Place) -> bool:
     """The same elements in the same order; strides of axes with one element do not matter."""
-    steps = [
-        tuple(s if n > 1 else 0 for n, s in zip(p.strided.shape, p.strided.strides, strict=True)) for p in (a, b)
-    ]
+    steps = [tuple(s if n > 1 else 0 for n, s in zip(p.strided.shape, p.strided.strides, strict=True)) for p in (a, b)]
     return a.buffer is b.buffer and steps[0] == steps[1] and a.strided.offset == b.strided.offset
+
+
+def _operands(places: Sequence[Place | None]) -> tuple[Operand | None, ...]:
+    return tuple(None if place is None else place.operand() for place in places)
 
 
 def _itemsize(place: Place) -> int:

@@ -3,8 +3,9 @@
     cubins = compile_all([Job.of(stage, target) for stage in stages])     # same order; each compiled once, cached
 
 Our own headers are handed over in memory, so that no path can reach the output; the vendor's come from the
-`nvidia-cuda-runtime` wheel. A cubin is cached under the hash of all that made it (source, our headers, entry, options,
-compiler): FRTC_CACHE names the folder, ~/.cache/frtc otherwise.
+`nvidia-cuda-runtime` wheel, and for kernels that include `cute/` or `cutlass/` from `nvidia-cutlass`. A cubin is cached
+under the hash of all that made it (source, our headers, entry, options, versions of compiler and wheels): FRTC_CACHE names
+the folder, ~/.cache/frtc otherwise.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,6 +34,11 @@ from frtc.kernels.targets import Target
 # exponentials are within the errors of the CUDA programming guide.
 OPTIONS = ("--std=c++20", "--device-as-default-execution-space")
 COMPILER = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime")  # distributions whose version enters the cache key
+# Kernels of the native families use narrow headers of CUTLASS, which in turn need cuda/std. Without asserts, which would
+# put the paths of the headers into the cubin.
+CUTLASS = ("nvidia-cutlass", "nvidia-cuda-cccl")
+CUTLASS_OPTIONS = ("--device-int128", "--define-macro=NDEBUG")
+CUTLASS_INCLUDE = re.compile(r"^\s*#\s*include\s*<(cute|cutlass)/", re.MULTILINE)
 
 
 class CompileFailed(Exception):
@@ -53,11 +61,18 @@ class Job:
     @property
     def options(self) -> tuple[str, ...]:
         macros = tuple(f"--define-macro={macro}" for macro in self.defines)
-        return (f"--gpu-architecture={self.target.nvcc}", *OPTIONS, *macros)
+        extra = CUTLASS_OPTIONS if self.needs_cutlass else ()
+        return (f"--gpu-architecture={self.target.nvcc}", *OPTIONS, *extra, *macros)
+
+    @property
+    def needs_cutlass(self) -> bool:
+        """Whether the source or one of our headers in it includes headers of CUTLASS."""
+        return any(CUTLASS_INCLUDE.search(text) for text in (self.source, *headers_of(self.source).values()))
 
     def key(self) -> str:
         """Hash of everything that decides the cubin's bytes."""
-        made_of = [self.source, headers_of(self.source), self.entry, self.options, compiler_version()]
+        compiler = compiler_version(CUTLASS if self.needs_cutlass else ())
+        made_of = [self.source, headers_of(self.source), self.entry, self.options, compiler]
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
 
 
@@ -102,6 +117,13 @@ def compile_one(job: Job) -> Cubin:
     return compile_all([job], workers=1)[0]
 
 
+def ptx_of(job: Job) -> str:
+    """The PTX that the job's cubin is assembled from: for people and tests to look at. Not cached."""
+    with _compiled(job) as program:
+        size = _check(_nvrtc().nvrtcGetPTXSize(program))
+        return _fill(size, lambda text: _nvrtc().nvrtcGetPTX(program, text)).decode().rstrip("\0")
+
+
 def cache_folder() -> Path:
     """Where cubins are kept. May be deleted at any time."""
     root = os.environ.get("FRTC_CACHE")
@@ -109,10 +131,10 @@ def cache_folder() -> Path:
 
 
 @cache
-def compiler_version() -> str:
-    """Versions of NVRTC and of the wheels it came from: "13.0 nvidia-cuda-nvrtc 13.0.88 ..."."""
+def compiler_version(headers: tuple[str, ...] = ()) -> str:
+    """Versions of NVRTC, of the wheels it came from and of those that `headers` names: "13.0 nvidia-cuda-nvrtc ..."."""
     major, minor = _check(_nvrtc().nvrtcVersion())
-    return " ".join([f"{major}.{minor}", *(f"{name} {_distribution(name)}" for name in COMPILER)])
+    return " ".join([f"{major}.{minor}", *(f"{name} {_distribution(name)}" for name in (*COMPILER, *headers))])
 
 
 def _distribution(name: str) -> str:
@@ -167,9 +189,20 @@ def _digest(cubin: Cubin) -> str:
 
 def _compile(job: Job) -> Cubin:
     nvrtc = _nvrtc()
+    with _compiled(job) as program:
+        symbol = _check(nvrtc.nvrtcGetLoweredName(program, job.entry.encode())).decode()
+        image = _fill(_check(nvrtc.nvrtcGetCUBINSize(program)), lambda text: nvrtc.nvrtcGetCUBIN(program, text))
+    return Cubin(image, symbol)
+
+
+@contextmanager
+def _compiled(job: Job) -> Iterator[Any]:
+    """NVRTC's program of a job, compiled."""
+    nvrtc = _nvrtc()
     _require_version(job.target)
     headers = headers_of(job.source)
-    options = [*job.options, *(f"--include-path={folder}" for folder in _vendor_headers())]
+    folders = (*_vendor_headers(), *(_cutlass_headers() if job.needs_cutlass else ()))
+    options = [*job.options, *(f"--include-path={folder}" for folder in folders)]
     program = _check(
         nvrtc.nvrtcCreateProgram(
             job.source.encode(),
@@ -184,11 +217,9 @@ def _compile(job: Job) -> Cubin:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileFailed(f"{job.entry} for {job.target.nvcc}: {status.name}\n{_log(program)}")
-        symbol = _check(nvrtc.nvrtcGetLoweredName(program, job.entry.encode())).decode()
-        image = _fill(_check(nvrtc.nvrtcGetCUBINSize(program)), lambda text: nvrtc.nvrtcGetCUBIN(program, text))
+        yield program
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return Cubin(image, symbol)
 
 
 def _log(program: Any) -> str:
@@ -231,15 +262,24 @@ def _nvrtc() -> Any:
 @cache
 def _vendor_headers() -> tuple[str, ...]:
     """Folders with cuda_bf16.h and its kin."""
+    return (_header_folder("cudart", "the CUDA runtime", "nvidia-cuda-runtime"),)
+
+
+@cache
+def _cutlass_headers() -> tuple[str, ...]:
+    """Folders with cute/ and cutlass/, and with cuda/std, which they include."""
+    folders = (("cutlass", "CUTLASS"), ("cccl", "CCCL"))
+    return tuple(_header_folder(name, title, wheel) for (name, title), wheel in zip(folders, CUTLASS, strict=True))
+
+
+def _header_folder(name: str, title: str, wheel: str) -> str:
     from cuda.pathfinder import find_nvidia_header_directory
 
-    folder = find_nvidia_header_directory("cudart")
+    folder = find_nvidia_header_directory(name)
     if folder is None:
-        raise EnvironmentFault(
-            "compiler.headers", "the CUDA runtime's headers are not installed",
-            hint="pip install 'frtc[compile]' (it brings nvidia-cuda-runtime)",
-        )  # fmt: skip
-    return (folder,)
+        what, hint = f"the headers of {title} are not installed", f"pip install 'frtc[compile]' (it brings {wheel})"
+        raise EnvironmentFault("compiler.headers", what, hint=hint)
+    return str(folder)
 
 
 def _require_version(target: Target) -> None:

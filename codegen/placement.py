@@ -7,8 +7,8 @@
     weights                  the weights block
 
 A concat has no launch, and neither has a reshape that no view can express (heads side by side again after attention):
-their parts are written where the whole expects them, also when another program writes a part (the prefix writes its keys
-in front of the place where each denoise step writes its own).
+their parts are written where the whole expects them, also when another program writes a part (the prefix writes its
+keys in front of the place where each denoise step writes its own).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _place_concat(node: Node, placement: Placement) -> None:
 
 
 def parts(node: Node, whole: Place) -> list[tuple[Node, Place]]:
-    """Each operand of a concat with its slice of the whole; a reshape has one part, the whole in the operand's shape."""
+    """Each operand of a concat with its slice of the whole; a reshape has one part, the whole in another shape."""
     if node.op == "reshape" and node.args[0] is not None:
         strided = whole.strided.reshape(node.args[0].shape)
         return [(node.args[0], Place(whole.buffer, whole.dtype, strided, whole.step))] if strided is not None else []
@@ -128,7 +128,7 @@ def _writes_freely(node: Node) -> bool:
 
 
 def _may_overwrite(graph: Graph, name: str, node: Node) -> bool:
-    """A loop-carried value may be written where it is read if the writer is its last reader and reads each element itself."""
+    """A loop-carried value may be written where it is read if its last reader writes it, element by element."""
     old = next((n for n in graph.inputs if n["name"] == name), None)
     if old is None:
         return True

@@ -1,7 +1,7 @@
 """Evaluate weight expressions in pieces: rows [a, b) of a weight, in float64, rounded once, without holding the whole.
 
-A slice of rows is pushed through the expression down to the checkpoint tensors, so that a piece reads only its own bytes.
-Expressions that only move data are moved in their stored type: no arithmetic, no float64.
+A slice of rows is pushed through the expression down to the checkpoint tensors, so that a piece reads only its own
+bytes. Expressions that only move data are moved in their stored type: no arithmetic, no float64.
 """
 
 from __future__ import annotations

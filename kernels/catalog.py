@@ -23,6 +23,8 @@ MODULES = [
     "smxx_attention",
     "smxx_reduce",
     "smxx_pointwise",
+    "sm110_gemm",
+    "sm120_mxfp8_gemm",
 ]
 
 

@@ -73,4 +73,5 @@ def test_no_kernel() -> None:
 
 def test_kernels_are_named_after_their_files() -> None:
     for record in CATALOG.kernels:
-        assert record.name.startswith("smxx_") and record.family == "baseline"
+        arch = "smxx" if record.family == "baseline" else record.family.replace("_", "").rstrip("a")
+        assert record.name.startswith(f"{arch}_"), f"{record.name} of family {record.family}"
