@@ -22,6 +22,11 @@ def source_of(stage: Stage) -> str:
 
 def headers_of(source: str) -> dict[str, str]:
     """Our files that `source` includes, directly or through one another, by name in sorted order."""
+    return dict(_headers(source))
+
+
+@cache
+def _headers(source: str) -> tuple[tuple[str, str], ...]:
     found: dict[str, str] = {}
     pending = INCLUDE.findall(source)
     while pending:
@@ -29,7 +34,7 @@ def headers_of(source: str) -> dict[str, str]:
         if name not in found:
             found[name] = device_file(name)
             pending += INCLUDE.findall(found[name])
-    return dict(sorted(found.items()))
+    return tuple(sorted(found.items()))
 
 
 @cache
