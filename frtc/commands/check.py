@@ -67,7 +67,7 @@ def _read_all(checkpoint: Checkpoint) -> None:
 
 
 def _fits(opened: Opened, path: Path) -> list[dict[str, Any]]:
-    """Per dimension: the share of values outside [-1, 1] once normalised, and the share of that range which they cover."""
+    """Per dimension: the share of values outside [-1, 1] once normalised, and how much of that range they cover."""
     found = []
     for name, norm, dim in (
         ("state", opened.files.state.norm, opened.files.state.dim),
