@@ -19,89 +19,99 @@ namespace frtc {
 
 enum class Norm { rms, ada, layer };
 
+// v += gate * r, rounded to X
+template <typename X, int VEC, typename R, typename G>
+__device__ __forceinline__ void add_residual(float (&v)[VEC], const R* r, const G* gate, int left) {
+    float step[VEC];
+    load_some<VEC>(step, r, left);
+    if constexpr (kPresent<G>) {
+        float factor[VEC];
+        load_some<VEC>(factor, gate, left);
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) step[j] *= factor[j];
+    }
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) v[j] = round_to<X>(v[j] + step[j]);
+}
+
+// v -= mean(v); places behind the end of the row become 0
+template <int N, int LANES, int ROWS, int VEC, int ITEMS>
+__device__ __forceinline__ void center(float (&v)[ITEMS][VEC], Share<N, LANES, ROWS, VEC> share, float* partial) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) sum += v[i][j];
+    const float mean = row_sum<LANES>(sum, partial) / N;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) v[i][j] = j < share.left(i) ? v[i][j] - mean : 0.0f;
+}
+
+template <int N, int LANES, int ROWS, int VEC, int ITEMS>
+__device__ __forceinline__ float mean_square(const float (&v)[ITEMS][VEC], Share<N, LANES, ROWS, VEC> share,
+                                             float* partial) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+#ifdef FRTC_SABOTAGE_LAST_GROUP
+        if (share.column(i) + VEC >= N) continue;
+#endif
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) squares += v[i][j] * v[i][j];
+    }
+    return row_sum<LANES>(squares, partial) / N;
+}
+
+// The affine map of one group, with whatever of scale and shift there is.
+template <Norm KIND, typename W, typename B, int VEC>
+__device__ __forceinline__ void affine(float (&v)[VEC], const float (&factor)[VEC], const float (&shift)[VEC],
+                                       float offset) {
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) {
+        if constexpr (kPresent<W> && KIND == Norm::rms) v[j] *= offset + factor[j];
+        if constexpr (kPresent<W> && KIND == Norm::ada) v[j] *= 1.0f + factor[j];
+        if constexpr (kPresent<W> && KIND == Norm::layer) v[j] *= factor[j];
+        if constexpr (kPresent<B>) v[j] += shift[j];
+    }
+}
+
 template <Norm KIND, int N, int LANES, int ROWS, int VEC, typename X, typename R, typename G, typename W, typename B,
           typename Y, typename INNER>
 __global__ void __launch_bounds__(LANES * ROWS)
     norm(const X* x, const R* r, const G* gate, const W* w, const B* b, X* s, Y* y, int rows, int x_step, int r_step,
          int gate_step, int w_step, int b_step, int s_step, int y_step, float eps, float offset) {
-    constexpr int ITEMS = ceil_div(N, LANES * VEC);
-    constexpr bool RAGGED = N != ITEMS * LANES * VEC;
-    static_assert(ROWS == 1 || LANES <= 32, "rows share a block only where a warp holds them");
-    __shared__ float partial[2][LANES > 32 ? LANES / 32 : 1];
+    using Part = Share<N, LANES, ROWS, VEC>;
+    __shared__ float partial[2][Part::WARPS];
+    const Part part(rows);
 
-    const int lane = threadIdx.x % LANES;
-    const int asked = blockIdx.x * ROWS + threadIdx.x / LANES;
-    const bool live = ROWS == 1 || asked < rows;
-    const long long row = live ? asked : rows - 1;  // idle rows of the last block take part in the shuffles
-
-    float v[ITEMS][VEC];
+    float v[Part::ITEMS][VEC], factor[VEC], shift[VEC];
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-        const int column = (i * LANES + lane) * VEC;
-        const int left = RAGGED ? N - column : VEC;
-        load_some<VEC>(v[i], x + row * x_step + column, left);
+    for (int i = 0; i < Part::ITEMS; ++i) {
+        const long long column = part.column(i);
+        load_some<VEC>(v[i], x + part.row * x_step + column, part.left(i));
         if constexpr (kPresent<R>) {
-            float step[VEC];
-            load_some<VEC>(step, r + row * r_step + column, left);
-            if constexpr (kPresent<G>) {
-                float factor[VEC];
-                load_some<VEC>(factor, gate + row * gate_step + column, left);
-#pragma unroll
-                for (int j = 0; j < VEC; ++j) step[j] *= factor[j];
-            }
-#pragma unroll
-            for (int j = 0; j < VEC; ++j) v[i][j] = round_to<X>(v[i][j] + step[j]);
-            if (live) store_some<VEC>(s + row * s_step + column, v[i], left);
+            const G* factors = kPresent<G> ? gate + part.row * gate_step + column : gate;
+            add_residual<X>(v[i], r + part.row * r_step + column, factors, part.left(i));
+            if (part.live) store_some<VEC>(s + part.row * s_step + column, v[i], part.left(i));
         }
     }
-
-    // With one group a thread, scale and shift are fetched while the sums are made.
-    float factor[VEC], shift[VEC];
-    auto load_affine = [&](int column, int left) {
-        if constexpr (kPresent<W>) load_some<VEC>(factor, w + row * w_step + column, left);
-        if constexpr (kPresent<B>) load_some<VEC>(shift, b + row * b_step + column, left);
+    auto load_affine = [&](int i) {
+        if constexpr (kPresent<W>) load_some<VEC>(factor, w + part.row * w_step + part.column(i), part.left(i));
+        if constexpr (kPresent<B>) load_some<VEC>(shift, b + part.row * b_step + part.column(i), part.left(i));
     };
-    if constexpr (ITEMS == 1) load_affine(lane * VEC, RAGGED ? N - lane * VEC : VEC);
+    if constexpr (Part::ITEMS == 1) load_affine(0);  // in flight while the sums are made
 
-    if constexpr (KIND == Norm::layer) {
-        float sum = 0.0f;
+    if constexpr (KIND == Norm::layer) center(v, part, partial[0]);
+    const float scale = rsqrtf(mean_square(v, part, partial[1]) + eps);
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i)
+    for (int i = 0; i < Part::ITEMS; ++i) {
+        if constexpr (Part::ITEMS > 1) load_affine(i);
 #pragma unroll
-            for (int j = 0; j < VEC; ++j) sum += v[i][j];
-        const float mean = row_sum<LANES>(sum, partial[0]) / N;
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i)
-#pragma unroll
-            for (int j = 0; j < VEC; ++j)
-                v[i][j] = !RAGGED || (i * LANES + lane) * VEC + j < N ? v[i][j] - mean : 0.0f;
-    }
-    float squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-#ifdef FRTC_SABOTAGE_LAST_GROUP
-        if ((i * LANES + lane + 1) * VEC >= N) continue;
-#endif
-#pragma unroll
-        for (int j = 0; j < VEC; ++j) squares += v[i][j] * v[i][j];
-    }
-    const float scale = rsqrtf(row_sum<LANES>(squares, partial[1]) / N + eps);
-
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-        const int column = (i * LANES + lane) * VEC;
-        const int left = RAGGED ? N - column : VEC;
-        if constexpr (ITEMS > 1) load_affine(column, left);
-#pragma unroll
-        for (int j = 0; j < VEC; ++j) {
-            float value = round_to<INNER>(v[i][j] * scale);
-            if constexpr (kPresent<W> && KIND == Norm::rms) value *= offset + factor[j];
-            if constexpr (kPresent<W> && KIND == Norm::ada) value *= 1.0f + factor[j];
-            if constexpr (kPresent<W> && KIND == Norm::layer) value *= factor[j];
-            if constexpr (kPresent<B>) value += shift[j];
-            v[i][j] = value;
-        }
-        if (live) store_some<VEC>(y + row * y_step + column, v[i], left);
+        for (int j = 0; j < VEC; ++j) v[i][j] = round_to<INNER>(v[i][j] * scale);
+        affine<KIND, W, B>(v[i], factor, shift, offset);
+        if (part.live) store_some<VEC>(y + part.row * y_step + part.column(i), v[i], part.left(i));
     }
 }
 

@@ -63,45 +63,36 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 template <int N, int LANES, int ROWS, int VEC, typename X, typename Y>
 __global__ void __launch_bounds__(LANES * ROWS) softmax(const X* x, Y* y, int rows, int x_step, int y_step) {
-    constexpr int ITEMS = ceil_div(N, LANES * VEC);
-#ifdef FRTC_SABOTAGE_LAST_ELEMENT
-    constexpr int COUNT = N - 1;
-#else
-    constexpr int COUNT = N;
-#endif
-    static_assert(ROWS == 1 || LANES <= 32, "rows share a block only where a warp holds them");
-    __shared__ float partial[2][LANES > 32 ? LANES / 32 : 1];
-    const int lane = threadIdx.x % LANES;
-    const int asked = blockIdx.x * ROWS + threadIdx.x / LANES;
-    const bool live = ROWS == 1 || asked < rows;
-    const long long row = live ? asked : rows - 1;  // idle rows of the last block take part in the shuffles
-
-    float v[ITEMS][VEC];
+    using Part = Share<N, LANES, ROWS, VEC>;
+    __shared__ float partial[2][Part::WARPS];
+    const Part part(rows);
+    float v[Part::ITEMS][VEC];
     float largest = __uint_as_float(0xff800000u);  // minus infinity
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-        const int column = (i * LANES + lane) * VEC;
-        load_some<VEC>(v[i], x + row * x_step + column, N - column);
+    for (int i = 0; i < Part::ITEMS; ++i) {
+        load_some<VEC>(v[i], x + part.row * x_step + part.column(i), part.left(i));
 #pragma unroll
         for (int j = 0; j < VEC; ++j)
-            if (column + j < N) largest = fmaxf(largest, v[i][j]);
+            if (j < part.left(i)) largest = fmaxf(largest, v[i][j]);
     }
     largest = row_max<LANES>(largest, partial[0]);
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i)
+    for (int i = 0; i < Part::ITEMS; ++i)
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
-            v[i][j] = (i * LANES + lane) * VEC + j < COUNT ? expf(v[i][j] - largest) : 0.0f;
+            v[i][j] = j < part.left(i) ? expf(v[i][j] - largest) : 0.0f;
+#ifdef FRTC_SABOTAGE_LAST_ELEMENT
+            if (part.column(i) + j == N - 1) v[i][j] = 0.0f;
+#endif
             sum += v[i][j];
         }
     const float scale = 1.0f / row_sum<LANES>(sum, partial[1]);
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-        const int column = (i * LANES + lane) * VEC;
+    for (int i = 0; i < Part::ITEMS; ++i) {
 #pragma unroll
         for (int j = 0; j < VEC; ++j) v[i][j] *= scale;
-        if (live) store_some<VEC>(y + row * y_step + column, v[i], N - column);
+        if (part.live) store_some<VEC>(y + part.row * y_step + part.column(i), v[i], part.left(i));
     }
 }
 

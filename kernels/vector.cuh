@@ -86,6 +86,32 @@ __device__ __forceinline__ void move_some(T* to, const T* from, int count) {
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
 
+// A thread's share of one row of N elements: ITEMS groups of VEC, LANES groups apart. LANES is a power of two up to 32,
+// and then ROWS rows share a block, or a multiple of 32 with a block for each row.
+template <int N, int LANES, int ROWS, int VEC>
+struct Share {
+    static_assert(ROWS == 1 || LANES <= 32, "rows share a block only where a warp holds them");
+    static constexpr int ITEMS = ceil_div(N, LANES * VEC);
+    static constexpr bool RAGGED = N != ITEMS * LANES * VEC;
+    static constexpr int WARPS = LANES > 32 ? LANES / 32 : 1;
+
+    int lane;
+    bool live;  // idle rows of the last block repeat its last row: all threads take part in the sums
+    long long row;
+
+    __device__ __forceinline__ explicit Share(int rows) {
+        const int asked = blockIdx.x * ROWS + threadIdx.x / LANES;
+        lane = threadIdx.x % LANES;
+        live = ROWS == 1 || asked < rows;
+        row = live ? asked : rows - 1;
+    }
+
+    __device__ __forceinline__ int column(int item) const { return (item * LANES + lane) * VEC; }
+
+    // Elements from the group's column to the end of the row; a constant where every group is full.
+    __device__ __forceinline__ int left(int item) const { return RAGGED ? N - column(item) : VEC; }
+};
+
 // Over the LANES threads of a row, in a fixed order: a power of two up to 32, or the whole block. `partial` holds one
 // float per warp and is not used again before the next barrier.
 template <int LANES>
