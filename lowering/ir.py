@@ -1,6 +1,6 @@
 """The IR: typed, SSA, immutable, interned.
 
-A Graph computes named results from named inputs. A Module is a set of graphs (programs, each with shape variants), the
+A Graph computes named results from named inputs. A Module is a set of graphs (programs, with shape variants), the
 expressions that make its weights from checkpoint tensors, and a schedule. Types carry an optional scale, so that FP8, MX
 and NVFP4 are instances of one type. States are values that outlive a run: `write` returns the next version of a state,
 and the chain of versions orders all reads and writes.
@@ -42,7 +42,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """Element type and shape of a value, and how its elements are scaled (None: they are the numbers themselves)."""
+    """Element type and shape of a value, and how its elements are scaled (None: they are the numbers)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -225,7 +225,7 @@ class Graph:
 
 
 def rebuild(graph: Graph, visit: Callable[[Node, Node], Node]) -> Graph:
-    """Rebuild bottom-up. `visit(old, new)` gets each node with its operands already exchanged, and returns its successor."""
+    """Rebuild bottom-up. `visit(old, new)` gets each node with its operands exchanged, and returns its successor."""
     done: dict[Node, Node] = {}
     for node in graph.nodes:
         args = tuple(None if a is None else done[a] for a in node.args)

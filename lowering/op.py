@@ -1,4 +1,4 @@
-"""What an op is: a row with operands, attributes and a type rule. `@op` turns the rule into that row, and calling the row
+"""What an op is: a row with operands, attributes and a type rule. `@op` turns the rule into that row; calling the row
 builds a node, or a pattern when an argument is one.
 
 The rule receives the operands' types and the attributes, and returns the result's type (a tuple for several results).

@@ -1,4 +1,4 @@
-"""The op table. The body of each function is the type rule; its docstring is the definition that the NumPy reference in
+"""The op table. The body of each function is the type rule; its docstring is the definition that the reference in
 kernels/reference computes. Float arithmetic is in fp32 on operands in their storage type, and the result is rounded once
 to its own type; a rounding inside an op is named by an attribute ("f32": none).
 
@@ -29,7 +29,8 @@ def literal(data: bytes, dtype: str, shape: tuple[int, ...]) -> Node:
 
 # --- pointwise ----------------------------------------------------------------------------------------------------
 
-_WIDTH = {"bool": 0, "u8": 1, "i8": 1, "i32": 2, "i64": 3, "e4m3": 4, "e5m2": 4, "f16": 5, "bf16": 5, "f32": 6, "f64": 7}
+_RISING = ("bool", "u8", "i8", "i32", "i64", "e4m3", "e5m2", "f16", "bf16", "f32", "f64")
+_WIDTH = {name: i for i, name in enumerate(_RISING)}
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -386,7 +387,7 @@ def view(x: Type, *, shape: tuple[int, ...], strides: tuple[int, ...], offset: i
     """Element i of the result is element offset + sum(i * strides) of x's storage, row-major. No data moves."""
     require(len(shape) == len(strides), f"shape {list(shape)} and strides {list(strides)} differ in rank")
     last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if n > 0)
-    require(0 <= offset and last < max(x.size, 1), f"view up to element {last} of {x}")
+    require(offset >= 0 and last < max(x.size, 1), f"view up to element {last} of {x}")
     return Type(x.dtype, shape)
 
 
@@ -421,7 +422,8 @@ def write(s: Type, value: Type, at: Type, *, axis: int) -> Type:
     """The next version of a state: value takes the place from index `at` (integer []) on along `axis`."""
     i = _axis(s, axis) if s.rank else 0
     fits = value.dtype == s.dtype and value.rank == s.rank
-    fits = fits and all(a == b or (j == i and a <= b) for j, (a, b) in enumerate(zip(value.shape, s.shape, strict=True)))
+    extents = enumerate(zip(value.shape, s.shape, strict=False))
+    fits = fits and all(a == b or (j == i and a <= b) for j, (a, b) in extents)
     require(fits, f"value {value} does not fit into state {s} along axis {axis}")
     require(at.rank == 0 and not at.is_float, f"position {at} is not an integer scalar")
     return s
@@ -607,7 +609,7 @@ def rope(x: Type, cos: Type, sin: Type, *, pairing: str = "half", dtype: str | N
 def rope_qkv(
     x: Type, cos: Type, sin: Type, *, heads: int, kv_heads: int, pairing: str = "half", dtype: str | None = None
 ) -> AnyType:
-    """q [heads, S, D], k and v [kv_heads, S, D] out of one projection x [S, (heads + 2 kv_heads) D]; q and k are rotated"""
+    """q [heads, S, D], k and v [kv_heads, S, D] out of one projection x [S, (heads + 2 kv_heads) D]; q, k are rotated"""
     groups = heads + 2 * kv_heads
     require(x.rank == 2 and x.shape[1] % groups == 0, f"x {x} does not hold {groups} heads")
     rows, size = x.shape[0], x.shape[1] // groups
@@ -621,7 +623,8 @@ for _module in plugins.table("ops", "frtc.lowering", ()).values():
     OPS |= {row.name: row for row in vars(_module).values() if isinstance(row, Op)}
 
 POINTWISE = frozenset(
-    "neg abs exp log tanh erf sin cos sqrt rsqrt floor sigmoid silu gelu_tanh gelu_erf cast add sub mul div floor_div mod "
+    "neg abs exp log tanh erf sin cos sqrt rsqrt floor sigmoid silu gelu_tanh gelu_erf cast add sub mul div floor_div "
+    "mod "
     "pow minimum maximum eq ne lt le gt ge and or not where pointwise".split()
 )
 SHAPE = frozenset({"reshape", "transpose", "broadcast", "slice", "view"})  # move no data once they are strided views

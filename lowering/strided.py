@@ -1,6 +1,7 @@
 """Strided views: which reshapes, transposes, slices and broadcasts move no data.
 
-A Strided says where element (i, j, ...) of a value lies in the row-major storage of another: offset + sum(index * stride).
+A Strided says where element (i, j, ...) of a value lies in the row-major storage of another:
+offset + sum(index * stride).
 """
 
 from __future__ import annotations

@@ -9,5 +9,5 @@ TARGET = Target(
     has=frozenset({"cp.async"}),
     min_driver=580, nvrtc_major=13, unified_memory=False,
     evidence="compiles, not run",
-    source="NVIDIA A100 datasheet, 40 GB SXM column; CUDA programming guide, technical specifications per compute capability",
+    source="NVIDIA A100 datasheet, 40 GB SXM column; CUDA programming guide, compute capabilities",
 )  # fmt: skip

@@ -9,5 +9,5 @@ TARGET = Target(
     has=frozenset({"cp.async", "tma", "wgmma", "fp8"}),
     min_driver=580, nvrtc_major=13, unified_memory=False,
     evidence="run on hardware",
-    source="NVIDIA H100 datasheet, SXM5 column; CUDA programming guide, technical specifications per compute capability",
+    source="NVIDIA H100 datasheet, SXM5 column; CUDA programming guide, compute capabilities",
 )  # fmt: skip

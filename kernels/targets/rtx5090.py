@@ -9,5 +9,5 @@ TARGET = Target(
     has=frozenset({"cp.async", "tma", "fp8", "fp8_mma", "block_scaled_mma"}),
     min_driver=580, nvrtc_major=13, unified_memory=False,
     evidence="compiles, not run",
-    source="NVIDIA RTX Blackwell GPU architecture whitepaper, RTX 5090 column (fp32 accumulation); CUDA programming guide",
+    source="NVIDIA RTX Blackwell architecture whitepaper, RTX 5090 column (fp32 accumulation); CUDA programming guide",
 )  # fmt: skip

@@ -15,7 +15,8 @@ RNG = np.random.default_rng(1)
 Q, K, S = tensor("q", Type("f32", (12, 8))), tensor("k", Type("f32", (6, 8))), tensor("s", Type("f32", (8,)))
 VALUES = {k: RNG.standard_normal(t.shape).astype(np.float32) for k, t in (("q", Q), ("k", K), ("s", S))}
 
-INTERLEAVED = reshape(concat(reshape(Q, shape=(12, 1, 8)), reshape(mul(Q, 2.0), shape=(12, 1, 8)), axis=-2), shape=(24, 8))
+PAIRS = concat(reshape(Q, shape=(12, 1, 8)), reshape(mul(Q, 2.0), shape=(12, 1, 8)), axis=-2)
+INTERLEAVED = reshape(PAIRS, shape=(24, 8))
 EXPRESSIONS = {
     "copy": Q,
     "cast": cast(Q, dtype="bf16"),

@@ -1,4 +1,4 @@
-"""Strided views against NumPy: whatever NumPy can express without a copy we express, with the same strides and offset."""
+"""Strided views against NumPy: whatever NumPy expresses without a copy we express, with the same strides."""
 
 from __future__ import annotations
 
