@@ -242,7 +242,7 @@ REFUSALS: dict[str, tuple[nn.Module, tuple[Any, ...], str, list[str]]] = {
     "memory": (Made(lambda self, x: torch.empty(4) * 0 + x), (X,), "lowering.unsupported", ["use zeros"]),
     "positions": (Made(_scattered, s=torch.zeros(5, 4)), (X, torch.tensor([3, 1])), "lowering.unsupported",
                   ["index_copy", "not consecutive", "torch.arange(n) + start"]),
-    "slice by data": (Made(_item), (X,), "lowering.export", ["torch.export cannot trace program g", "follow from the shapes"]),
+    "slice by data": (Made(_item), (X,), "lowering.export", ["cannot trace program g", "follow from the shapes"]),
     "branch on data": (Made(_branch), (X,), "lowering.export", ["test_from_torch.py:"]),
     "shape by data": (Made(_masked), (X,), "lowering.unsupported", ["depends on the data", "test_from_torch.py:"]),
     "its own error": (Made(_broken), (X,), "lowering.export", ["ValueError: no such thing", "test_from_torch.py:"]),

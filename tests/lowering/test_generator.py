@@ -11,6 +11,8 @@ from frtc.lowering.ir import Module, Repeat, Run
 from frtc.lowering.programs import lower_programs
 from frtc.lowering.text import parse_module, show_module
 from frtc.lowering.verify import verify_module
+from frtc.passes.attention_sites import attention_sites
+from frtc.passes.canonicalize import canonicalize
 from tests.lowering import generator
 from tests.lowering.tiny import array
 
@@ -51,11 +53,17 @@ def test_states_and_their_order(module: Module) -> None:
         assert len(in_place) == 4 and all(n.args[1].shape[2] == graph.inputs[0].shape[1] for n in in_place)
 
 
+@pytest.mark.parametrize("form", ["raw", "canonical"])
 def test_greedy_steps_equal_eager(
-    module: Module, model: generator.GemmaForCausalLM, eager: tuple[list[int], list[np.ndarray]]
+    module: Module, model: generator.GemmaForCausalLM, eager: tuple[list[int], list[np.ndarray]], form: str
 ) -> None:
     tokens, _ = eager
     assert len(set(tokens)) > 4, "a text that repeats one token proves little"
+    if form == "canonical":
+        module = attention_sites(canonicalize(module))
+        verify_module(module)
+        assert [g.count("attention") for g in module.graphs] == [2, 2]
+        assert [g.count("rms_norm") for g in module.graphs] == [5, 5]
     weights = evaluate_weights(module, lambda key: array(model.get_parameter(key.removeprefix("model."))))
     out = run_module(module, {"prompt": generator.prompt().numpy()}, weights.__getitem__)
     assert out["said"][0].tolist() == tokens

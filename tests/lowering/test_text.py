@@ -63,7 +63,7 @@ def test_names_of_values_never_collide() -> None:
 
 
 def test_location_is_kept_and_is_not_part_of_equality() -> None:
-    text = "graph g(x: f32[4]) {\n  %0 = exp(%x) : f32[4]  # layers.0.mlp models/gemma.py:112\n  return %0\n}\n"
+    text = "graph g(here: f32[4]) {\n  %0 = exp(%here) : f32[4]  # layers.0.mlp models/gemma.py:112\n  return %0\n}\n"
     graph = parse(text)
     node = graph.outputs[0][1]
     assert node.loc == "layers.0.mlp models/gemma.py:112"

@@ -58,10 +58,12 @@ def _graphs() -> dict[str, tuple[Graph, str]]:
         "write into a value": (graph_of(ops.read(_write(plain, X))), "not a state"),
         "a version written twice": (
             Graph("g", (X, Y), (), (S,), (("s", _write(first, X, 1)), ("u", _write(first, Y, 2)))), "written twice"),
-        "a write that nothing declares": (Graph("g", (X,), (("out", ops.read(first)),), (S,)), "not declared as written"),
+        "a write that nothing declares": (
+            Graph("g", (X,), (("out", ops.read(first)),), (S,)), "not declared as written"),
         "an old version as the last": (
             Graph("g", (X,), (("out", ops.read(_write(first, X, 4))),), (S,), (("s", first),)), "last version"),
-        "writes of no state": (Graph("g", (X,), (), (S,), (("s", first), ("v", first))), "v is written but not declared"),
+        "writes of no state": (
+            Graph("g", (X,), (), (S,), (("s", first), ("v", first))), "v is written but not declared"),
     }  # fmt: skip
 
 
