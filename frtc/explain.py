@@ -247,10 +247,13 @@ class _Explainer:
         return Fate(program, node.op, str(node.type), self.places[id(node)], outcome, tuple(rules), call)
 
     def _chosen(self) -> Iterator[Chosen]:
+        missed_at: dict[int, list[str]] = {}  # by the node that swallowed the one that missed
+        for number, reasons in self.record.missed.items():
+            missed_at.setdefault(self.record.home(number), []).extend(reasons)
         for stage, calls in self.emitted.items():
             for i, call in enumerate(calls):
-                number = None if call.node is None else _number(call.node)
-                missed = () if number is None else tuple(dict.fromkeys(self.record.missed.get(number, ())))
+                at = None if call.node is None else _number(call.node)
+                missed = () if at is None else tuple(dict.fromkeys(missed_at.get(at, ())))
                 choice = call.choice
                 yield Chosen(
                     f"{stage}/{i}",

@@ -72,7 +72,7 @@ def misses(asked: Asked, name: str) -> Iterator[tuple[Node, Miss]]:
                 _missed(asked, rules, node, pattern, rule) for pattern, rule in rules.rules if pattern.op == node.op
             ]
             near = [miss for miss in found if miss is not None and miss.depth > 0]
-            if near and len(near) == len(found):
+            if near and None not in found:
                 yield node, max(near, key=lambda miss: miss.depth)
         for question in QUESTIONS.get(name, ()):
             yield from ((node, miss) for miss in question(asked, node))

@@ -22,6 +22,12 @@ from frtc.compiler import CompileOptions, Opened, Progress, import_module, open_
 from frtc.errors import CheckFailed, FrtcError, UsageError
 from frtc.lowering.interpret import run, run_module
 from frtc.lowering.ir import Graph, Module
+from frtc.lowering.ir import walk as walk_nodes
+from frtc.passes.attention_sites import attention_sites
+from frtc.passes.canonicalize import canonicalize
+from frtc.passes.limit_rows import returned_rows
+from frtc.passes.pipeline import Options, run_passes
+from frtc.passes.row_needs import Rows
 from frtc.policy import TOKENIZER, Policy
 from frtc.probe import read
 from frtc.results import counters
@@ -155,6 +161,7 @@ def walk(
     program, module = policy.plan.program, reference.module
     places = _places(policy.plan)
     graphs, counting = {g.name: g for g in module.graphs}, dict(counters(module.schedule))
+    read_of = returned_rows(run_passes(module, (canonicalize, attention_sites), Options(check=0))[0])
     weights, bar = reference.weights(module, "wide"), bar_of(program)
     policy.reset()
     for name, array in inputs.items():
@@ -165,7 +172,8 @@ def walk(
         progress("verify", i / len(order))
         before = dict(env)
         policy.executor.run_stage(stage, round)
-        env |= {name: read(policy.executor, ref, round) for name, ref in places.get(stage, {}).items()}
+        found = {name: read(policy.executor, ref, round) for name, ref in places.get(stage, {}).items()}
+        env |= {name: _only_read(value, read_of.get((stage, name)), inputs) for name, value in found.items()}
         if stage not in graphs:
             continue
         before[counting.get(stage, "")] = np.array(round, np.int32)
@@ -173,8 +181,20 @@ def walk(
         for name, value in expected.items():
             if name in places.get(stage, {}):
                 start = before[name].astype(np.float64) if name in before else 0.0
+                value = _only_read(value, read_of.get((stage, name)), inputs)
                 error = relative_error(env[name] - start, value - start)
                 yield Difference(stage, round, name, error, bar), before
+
+
+def _only_read(value: Array, rows: Rows | None, inputs: Mapping[str, Array]) -> Array:
+    """The value with zeros where no program reads it: a Plan may leave anything there."""
+    if rows is None:
+        return value
+    needed = tuple(n for n in walk_nodes([rows.length]) if n.op == "input")
+    length = int(run(Graph("length", needed, (("length", rows.length),)), inputs)["length"])
+    j = np.arange(value.shape[rows.axis])
+    kept = (j < length) | ((j >= rows.resume) if rows.resume >= 0 else np.False_)
+    return np.where(kept.reshape(-1, *(1,) * (-rows.axis - 1)), value, np.zeros((), value.dtype))
 
 
 def _places(plan: Plan) -> dict[str, dict[str, Any]]:

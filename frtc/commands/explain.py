@@ -70,7 +70,8 @@ def read_ir(path: Path) -> Module:
 def _text(found: Explanation, wanted: str, whole: bool) -> str:
     counts = found.counts()
     nodes = [f for f in found.nodes if wanted in f"{f.op} {f.call} {f.loc} {f.program}"]
-    calls = [c for c in found.calls if wanted in f"{c.site} {c.call} {c.loc}"]
+    homes = {f.call for f in nodes}
+    calls = [c for c in found.calls if c.call in homes or wanted in f"{c.site} {c.call} {c.loc}"]
     lines = [
         f"{len(found.nodes)} nodes imported",
         table([(str(counts[o]), o, about) for o, about in OUTCOMES.items()]),
