@@ -13,7 +13,7 @@ namespace frtc {
 struct None {};
 
 // A defect to compile in, so that a test can prove that it would notice: -DFRTC_SABOTAGE=last_k_tile
-enum class Sabotage { none, last_k_tile, neighbour_gate };
+enum class Sabotage { none, last_k_tile, neighbour_gate, row_tile };
 #ifndef FRTC_SABOTAGE
 #define FRTC_SABOTAGE none
 #endif

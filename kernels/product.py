@@ -29,7 +29,10 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Sizes and operands. N counts the columns of the product: 2F where gated. w is [K, N] where `k_rows`."""
+    """Sizes and operands. N counts the columns of the product: 2F where gated. w is [K, N] where `k_rows`.
+
+    rows   place in the site of the i32 that counts the rows of y (of each batch) that are specified
+    """
 
     batch: int
     m: int
@@ -44,6 +47,7 @@ class Product:
     residual: Matrix | None
     gate: Matrix | None
     y: Matrix
+    rows: int | None = None
 
     @property
     def flops(self) -> float:
@@ -75,6 +79,10 @@ class Product:
         operands = (self.x, self.w, self.bias, self.residual, self.gate)
         given = [Param("operand", matrix.index) if matrix else NULL for matrix in operands]
         return (*given, Param("result", self.y.index))
+
+    def specified(self) -> Param:
+        """Pointer to the number of rows that anything reads; null: all, or no kernel can tell."""
+        return NULL if self.rows is None else Param("operand", self.rows)
 
     def sizes(self) -> tuple[Param, ...]:
         """M, N, K, then the row strides of x, w, residual, gate, y."""
@@ -121,8 +129,15 @@ def _linear(site: Site) -> Product | str:
     return Product(
         batch, m, w.shape[0], w.shape[1], gated, False, str(site.attrs.get("act", "none")),
         matrices["x"], Matrix(1, w.dtype, _step(w, 0), 0), Matrix(2, bias.dtype, 0, 0) if bias else None,
-        matrices.get("residual"), matrices.get("gate"), matrices["y"],
+        matrices.get("residual"), matrices.get("gate"), matrices["y"], _rows(site, m),
     )  # fmt: skip
+
+
+def _rows(site: Site, m: int) -> int | None:
+    """The operand `rows`, which counts along axis -2: usable where the rows of the product are that axis alone."""
+    index = 3 if site.op == "gated_linear" else 5
+    rows = site.operands[index] if index < len(site.operands) else None
+    return index if rows is not None and rows.dtype == "i32" and site.results[0].shape[-2] == m else None
 
 
 def _matmul(site: Site) -> Product | str:

@@ -3,6 +3,8 @@
 //   x  [M, K] rows of stride ldx          w  [N, K] rows of stride ldw, or [K, N] where K_ROWS         T: bf16, fp16
 //   y  [M, N], or [M, N / 2] where gated; bias, gate, residual: epilogue.cuh
 //   rows of x and w start at multiples of 16 bytes (base address and stride); nothing beyond K (N) of a row is used
+//   rows   null, or the number of rows of y (of each batch) that anything reads: tiles beyond it are neither computed nor
+//          written, and the rows of the last tile beyond it may hold anything
 //   batch  x, w, residual, gate and y may have one more axis, with its own strides (0: the same for all)
 //   grid   (ceil(M / BM), ceil(N / BN), splits or batch)      block  32 threads for each WM x WN part of the tile
 //   smem   STAGES * (BM + BN) * BK * 2 bytes: the ring; after the product, 16 rows of accumulators for each warp
@@ -224,9 +226,12 @@ __global__ void __launch_bounds__(TILE::THREADS)
 smxx_gemm(const T* __restrict__ x, const T* __restrict__ w, const typename EPILOGUE::BiasType* __restrict__ bias,
           const typename EPILOGUE::ResidualType* residual, const typename EPILOGUE::GateType* gate,
           typename EPILOGUE::OutType* y, float* partial, u32* arrived, int M, int N, int K, int ldx, int ldw, int ld_residual,
-          int ld_gate, int ldy, i64 batch_x, i64 batch_w, i64 batch_residual, i64 batch_gate, i64 batch_y) {
+          int ld_gate, int ldy, i64 batch_x, i64 batch_w, i64 batch_residual, i64 batch_gate, i64 batch_y,
+          const int* __restrict__ rows) {
     extern __shared__ __align__(128) u8 smem[];
     const int m0 = blockIdx.x * TILE::BM, n0 = blockIdx.y * TILE::BN;
+    // Every block of a tile leaves here, so that its counter stays zero.
+    if (rows && m0 >= *rows - (kSabotage == Sabotage::row_tile ? TILE::BM : 0)) return;
     const int warp = threadIdx.x / 32;
     const int warp_m = warp % (TILE::BM / TILE::WM) * TILE::WM, warp_n = warp / (TILE::BM / TILE::WM) * TILE::WN;
 

@@ -197,7 +197,7 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
         grid=tile.grid(p),
         block=32 * tile.warps,
         smem=tile.smem,
-        params=(*p.pointers(), *workspace, *p.sizes(), *p.batches()),
+        params=(*p.pointers(), *workspace, *p.sizes(), *p.batches(), p.specified()),
     )
     return (stage,)
 

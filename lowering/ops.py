@@ -444,11 +444,16 @@ def linear(
     b: Type | None = None,
     residual: Type | None = None,
     gate: Type | None = None,
+    rows: Type | None = None,
     *,
     act: str = "none",
     dtype: str | None = None,
 ) -> Type:
-    """residual + gate * act(x @ w.T + b); x [..., K], w [N, K], b [N], residual [..., N], gate [N] or [..., N]"""
+    """residual + gate * act(x @ w.T + b); x [..., K], w [N, K], b [N], residual [..., N], gate [N] or [..., N].
+
+    rows (integer []): what lies at or beyond it along axis -2 is unspecified, NaN too; references give NaN there
+    """
+    _counts_rows(x, rows)
     require(w.rank == 2 and x.rank >= 1 and x.shape[-1] == w.shape[1], f"inner sizes of x {x} and w {w} differ")
     out = x.shape[:-1] + w.shape[:1]
     for name, extra in (("b", b), ("residual", residual), ("gate", gate)):
@@ -457,13 +462,24 @@ def linear(
     return Type(dtype or x.dtype, out)
 
 
+def _counts_rows(x: Type, rows: Type | None) -> None:
+    fits = rows is None or (rows.rank == 0 and not rows.is_float and x.rank >= 2)
+    require(fits, f"rows {rows} is not an integer scalar that counts the rows of {x}")
+
+
 def _gated_flops(types: tuple[Type | None, ...], result: AnyType, attrs: object) -> float:
     return 2 * _matmul_flops(types, result, attrs)
 
 
 @op(flops=_gated_flops)
-def gated_linear(x: Type, gate: Type, up: Type | None = None, *, act: str, dtype: str | None = None) -> Type:
-    """act(x @ gate.T) * (x @ up.T); without `up`, `gate` is [2F, K] with row 2i of the gate and row 2i + 1 of up"""
+def gated_linear(
+    x: Type, gate: Type, up: Type | None = None, rows: Type | None = None, *, act: str, dtype: str | None = None
+) -> Type:
+    """act(x @ gate.T) * (x @ up.T); without `up`, `gate` is [2F, K] with row 2i of the gate and row 2i + 1 of up.
+
+    rows (integer []): what lies at or beyond it along axis -2 is unspecified, NaN too; references give NaN there
+    """
+    _counts_rows(x, rows)
     require(x.shape[-1] == gate.shape[-1], f"inner size {x.shape[-1]} of x is not {gate.shape[-1]} of gate")
     require(up is None or (gate.dtype, gate.shape) == (up.dtype, up.shape), f"gate {gate} and up {up} differ")
     width = gate.shape[0] if up is not None else gate.shape[0] // 2

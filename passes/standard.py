@@ -16,6 +16,7 @@ from frtc.passes.fuse_residual_norm import fuse_residual_norm
 from frtc.passes.fuse_rope_qkv import fuse_rope_qkv
 from frtc.passes.hoist import hoist
 from frtc.passes.layout import layout
+from frtc.passes.limit_rows import limit_rows
 from frtc.passes.merge_linears import merge_linears
 from frtc.passes.name_weights import name_weights
 from frtc.passes.rewrite import Pass
@@ -38,6 +39,7 @@ def pipeline(implements: Callable[[Node], bool]) -> tuple[Pass, ...]:
         *FRONT,
         fuse_epilogues(implements),  # after folds: they match bare linears
         fuse_residual_norm(implements),  # after epilogues: only sums that no linear can absorb
+        limit_rows,  # after epilogues: the linears are whole; before layout: a view does not say where an axis goes
         layout,  # no rule of the passes above matches views
         fuse_rope_qkv(implements),  # after layout: heads are strides, whatever spelling made them
         fuse_pointwise(implements),  # after all that could absorb a pointwise op

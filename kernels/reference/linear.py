@@ -20,23 +20,39 @@ def linear(
     b: Array | None = None,
     residual: Array | None = None,
     gate: Array | None = None,
+    rows: Array | None = None,
     *,
     act: str = "none",
 ) -> Array:
-    """residual + gate * act(x @ w.T + b); x [..., K], w [N, K], b [N], residual [..., N], gate [N] or [..., N]."""
+    """residual + gate * act(x @ w.T + b); x [..., K], w [N, K], b [N], residual [..., N], gate [N] or [..., N].
+
+    Rows (axis -2) from `rows` on are unspecified. They are NaN here: whatever reads one of them shows it.
+    """
     y = _times_transposed(x, w)
     y = y if b is None else y + widen(b)
     y = ACTIVATIONS[act](y)
     y = y if gate is None else widen(gate) * y
-    return y if residual is None else widen(residual) + y
+    return _specified(y if residual is None else widen(residual) + y, rows)
 
 
-def gated_linear(x: Array, gate: Array, up: Array | None = None, *, act: str) -> Array:
-    """act(x @ gate.T) * (x @ up.T); without `up`, `gate` is [2F, K] with row 2i of the gate and row 2i + 1 of up."""
+def gated_linear(x: Array, gate: Array, up: Array | None = None, rows: Array | None = None, *, act: str) -> Array:
+    """act(x @ gate.T) * (x @ up.T); without `up`, `gate` is [2F, K] with row 2i of the gate and row 2i + 1 of up.
+
+    Rows (axis -2) from `rows` on are unspecified: NaN here.
+    """
     if up is None:
         both = _times_transposed(x, gate)
-        return ACTIVATIONS[act](both[..., 0::2]) * both[..., 1::2]
-    return ACTIVATIONS[act](_times_transposed(x, gate)) * _times_transposed(x, up)
+        return _specified(ACTIVATIONS[act](both[..., 0::2]) * both[..., 1::2], rows)
+    return _specified(ACTIVATIONS[act](_times_transposed(x, gate)) * _times_transposed(x, up), rows)
+
+
+def _specified(y: Array, rows: Array | None) -> Array:
+    """y with NaN in the rows that are unspecified."""
+    if rows is None:
+        return y
+    y = np.array(y)
+    y[..., max(0, int(rows)) :, :] = np.nan
+    return y
 
 
 def matmul(a: Array, b: Array) -> Array:
