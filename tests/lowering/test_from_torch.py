@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -266,7 +267,7 @@ def test_refusal(name: str) -> None:
     text = str(caught.value)
     assert caught.value.code == code, text
     assert caught.value.hint or code == "lowering.output", text
-    assert "Traceback" not in text and "second line" not in text and "/work" not in text
+    assert "Traceback" not in text and "second line" not in text and os.getcwd() not in text
     assert all(word in text for word in words), text
 
 
