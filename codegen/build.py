@@ -46,24 +46,25 @@ def build(
     done: Callable[[float], None] = lambda share: None,
 ) -> Built:
     """Choose kernels, place values, compile. `done` is told which share of the kernels is compiled."""
+    _require_supported(module)
     placement = place_module(module)
     weights = _Weights()
     emitted: dict[str, list[Emitted]] = {}
-    counters = dict(_counters(module.schedule))
+    loops = _loops(module.schedule)
     for graph in module.graphs:
-        emitter = Emitter(graph, placement, target, catalog, families, counters.get(graph.name, ""), weights.place)
+        counter = loops[graph.name].index if graph.name in loops else ""
+        emitter = Emitter(graph, placement, target, catalog, families, counter, weights.place)
         emitted[graph.name] = emitter.run()
     schedule = _schedule(module.schedule, placement, target, catalog, families, emitted)
     arena, state = _plan_memory(emitted, placement)
     launched = [s for calls in emitted.values() for c in calls for s in _stages(c, target)]
     launches, entries, cubins = _compile(launched, target, done)
-    stages = tuple(_stage(name, calls, target, launches) for name, calls in emitted.items())
+    rounds = {name: loop.count for name, loop in loops.items()}
+    stages = tuple(_stage(name, calls, target, launches, rounds.get(name, 1)) for name, calls in emitted.items())
     expressions = dict(module.weights.outputs)
     program = Program(
         model=module.name,
-        target=plan.BuiltFor(
-            target.name, target.sm, target.nvcc, target.min_driver, "+".join(families), target.evidence
-        ),
+        target=_built_for(target, families, emitted),
         weights_nbytes=weights.nbytes,
         arena_nbytes=arena,
         state_nbytes=state,
@@ -100,14 +101,37 @@ class _Weights:
         )
 
 
-def _counters(steps: tuple[Step, ...]) -> list[tuple[str, str]]:
-    """(program, name of the counter of the innermost repeat around it)."""
-    found = []
+def _require_supported(module: Module) -> None:
+    """What a Program cannot say yet."""
+    names = [g.name for g in module.graphs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise FrtcError("codegen.variants", f"program {twice[0]} has variants; a Plan holds one of each program")
+    made = {name for g in module.graphs for name, _ in g.outputs}
+    sources = [name for _, name in module.outputs]
+    for outside, name in module.outputs:
+        if name not in made or sources.count(name) > 1:
+            why = "another result is, too" if name in made else "no program computes it"
+            raise FrtcError("codegen.output", f"result {outside} cannot be {name}: {why}")
+
+
+def _loops(steps: tuple[Step, ...], around: IrRepeat | None = None) -> dict[str, IrRepeat]:
+    """The innermost repeat around each program that has one."""
+    found: dict[str, IrRepeat] = {}
     for step in steps:
-        if isinstance(step, IrRepeat):
-            found += [(s.program, step.index) for s in step.body if isinstance(s, IrRun)]
-            found += _counters(step.body)
+        inner = _loops(step.body, step) if isinstance(step, IrRepeat) else {}
+        if isinstance(step, IrRun) and around is not None:
+            inner = {step.program: around}
+        for program, loop in inner.items():
+            if found.setdefault(program, loop) != loop:
+                raise FrtcError("codegen.loops", f"program {program} runs in two loops; give each a program of its own")
     return found
+
+
+def _built_for(target: Target, families: tuple[str, ...], emitted: Mapping[str, list[Emitted]]) -> plan.BuiltFor:
+    """The target, and the families that some kernel comes from."""
+    used = {call.choice.kernel.family for calls in emitted.values() for call in calls}
+    family = "+".join(name for name in families if name in used)
+    return plan.BuiltFor(target.name, target.sm, target.nvcc, target.min_driver, family, target.evidence)
 
 
 def _schedule(
@@ -178,9 +202,9 @@ def _compile(
     return {job: i for i, job in enumerate(most)}, entries, cubins
 
 
-def _stage(name: str, emitted: list[Emitted], target: Target, index: Mapping[Job, int]) -> Stage:
-    calls = with_dependences([_call(e, target, index) for e in emitted])
-    verify_no_race(calls)
+def _stage(name: str, emitted: list[Emitted], target: Target, index: Mapping[Job, int], rounds: int) -> Stage:
+    calls = with_dependences([_call(e, target, index) for e in emitted], rounds)
+    verify_no_race(calls, rounds)
     return Stage(name, calls)
 
 

@@ -29,38 +29,47 @@ class Race(Exception):
     """Two calls that may run at once touch the same bytes, one of them writing. Always a bug in codegen."""
 
 
-def span(ref: Ref) -> Span:
-    """From the first to the last byte that the value occupies, gaps included."""
+def span(ref: Ref, rounds: int = 1) -> Span:
+    """From the first to the last byte that the value occupies in any round, gaps included."""
     size = DTYPES[ref.dtype].itemsize
     reach = sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
     start, space = ref.offset, ref.space + ref.slot
-    return Span(space, start, start + (reach + 1) * size if 0 not in ref.shape else start)
+    nbytes = (reach + 1) * size if 0 not in ref.shape else 0
+    return Span(space, start, start + nbytes + ref.step * (rounds - 1))
 
 
-def reads(call: Call) -> list[Span]:
-    return [span(r) for r in call.operands if r is not None and r.space != "weights"]
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """What a call reads (weights never change) and writes."""
+
+    reads: tuple[Span, ...]
+    writes: tuple[Span, ...]
+
+    @staticmethod
+    def by(call: Call, rounds: int) -> Touched:
+        scratch = (Span(ARENA, call.scratch[0], sum(call.scratch)),) if call.scratch[1] else ()
+        read = tuple(span(r, rounds) for r in call.operands if r is not None and r.space != "weights")
+        return Touched(read, (*(span(r, rounds) for r in call.results), *scratch))
+
+    def conflicts(self, other: Touched) -> bool:
+        """Whether the order of the two calls matters."""
+        return any(w.meets(s) for w in self.writes for s in (*other.reads, *other.writes)) or any(
+            w.meets(s) for w in other.writes for s in self.reads
+        )
 
 
-def writes(call: Call) -> list[Span]:
-    scratch = [Span(ARENA, call.scratch[0], sum(call.scratch))] if call.scratch[1] else []
-    return [span(r) for r in call.results] + scratch
+def with_dependences(calls: Sequence[Call], rounds: int = 1) -> tuple[Call, ...]:
+    """The calls with `after` filled: the fewest edges whose paths order all conflicting pairs.
 
-
-def conflict(a: Call, b: Call) -> bool:
-    """Whether the order of the two calls matters."""
-    writes_a, writes_b = writes(a), writes(b)
-    pairs = [(w, r) for w in writes_a for r in [*reads(b), *writes_b]] + [(w, r) for w in writes_b for r in reads(a)]
-    return any(w.meets(r) for w, r in pairs)
-
-
-def with_dependences(calls: Sequence[Call]) -> tuple[Call, ...]:
-    """The calls with `after` filled: the fewest edges whose paths order all conflicting pairs."""
+    rounds   of the repeat around the program: its tables step as often
+    """
+    touched = [Touched.by(call, rounds) for call in calls]
     before: list[int] = []  # bit set of everything that must precede call i
     result = []
     for i, call in enumerate(calls):
         known, after = 0, []
         for j in range(i - 1, -1, -1):
-            if not known >> j & 1 and conflict(calls[j], call):
+            if not known >> j & 1 and touched[j].conflicts(touched[i]):
                 after.append(j)
                 known |= before[j] | 1 << j
         before.append(known)
@@ -68,8 +77,9 @@ def with_dependences(calls: Sequence[Call]) -> tuple[Call, ...]:
     return tuple(result)
 
 
-def verify_no_race(calls: Sequence[Call]) -> None:
+def verify_no_race(calls: Sequence[Call], rounds: int = 1) -> None:
     """Raise Race unless every conflicting pair is ordered by a path of `after` edges."""
+    touched = [Touched.by(call, rounds) for call in calls]
     before: list[int] = []
     for i, call in enumerate(calls):
         known = 0
@@ -79,5 +89,5 @@ def verify_no_race(calls: Sequence[Call]) -> None:
             known |= before[j] | 1 << j
         before.append(known)
         for j in range(i):
-            if not known >> j & 1 and conflict(calls[j], call):
+            if not known >> j & 1 and touched[j].conflicts(touched[i]):
                 raise Race(f"calls {j} ({calls[j].op} {calls[j].name}) and {i} ({call.op} {call.name}) may run at once")

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from frtc.codegen.placement import Placement, parts, targets
 from frtc.codegen.places import Buffer, Place, new_place, padded
 from frtc.codegen.pointwise import copy_site, scalar, site_attrs
+from frtc.codegen.states import in_order, outlived
+from frtc.errors import FrtcError
 from frtc.kernels.catalog import Catalog, Choice, NoKernel
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Operand, Site
@@ -23,6 +26,7 @@ from frtc.lowering.strided import Strided
 from frtc.runtime.plan import ARENA, STATE
 
 WeightPlace = Callable[[Node], Place]
+Places = tuple[Place | None, ...]
 
 
 @dataclass(slots=True)
@@ -57,10 +61,12 @@ class Emitter:
     calls: list[Emitted] = field(default_factory=list)
     places: dict[Node, tuple[Place, ...]] = field(default_factory=dict)
     wanted: dict[Node, Place] = field(default_factory=dict)
+    outlived: frozenset[Node] = frozenset()
 
     def run(self) -> list[Emitted]:
         self.wanted = targets(self.graph, self.placement)
-        for node in self.graph.nodes:
+        self.outlived = outlived(self.graph)
+        for node in in_order(self.graph):
             self._visit(node)
         for name, node in self.graph.outputs:
             home = self.placement.shared[name]
@@ -82,32 +88,38 @@ class Emitter:
             self.places[node] = (self._entry(node),)
         elif node.op in ("concat", "reshape") and not node.is_const:
             self._assemble(node)
-        elif node.op in ("read", "write"):
-            self._state(node)
+        elif node.op == "read":
+            self._read(node)
+        elif node.op == "write":
+            self._write(node)
         elif not (node.op == "const" or node.is_const):
             self._call(node)
 
     def _counts(self, node: Node | None) -> bool:
         return node is not None and node.op == "input" and node["name"] == self.counter
 
-    def _place(self, node: Node) -> Place:
+    def _place(self, node: Node | None) -> Place:
+        assert node is not None
+        if node not in self.places:
+            name = "the round of its loop" if self._counts(node) else f"{node.op} of {node.type}"
+            what = f"program {self.graph.name} reads {name}, which lies nowhere on the device"
+            hint = "run all passes: they turn what depends on constants and rounds alone into weights and tables"
+            raise FrtcError("codegen.unplaced", what, [("at", node.loc)] if node.loc else (), hint)
         return self.places[node][0]
 
     def _view(self, node: Node) -> Place:
-        source = node.args[0]
-        assert source is not None
+        source = self._place(node.args[0])
         packed = Strided(node["shape"], node["strides"], node["offset"])
-        place = self._place(source).view(packed)
+        place = source.view(packed)
         if place is None:  # padding between rows: close the gaps first
-            gapless = Place(Buffer(ARENA, source.t.nbytes), source.dtype, Strided.packed(source.shape))
-            self._copy(self._place(source), gapless, node.loc)
+            gapless = _gapless(source.dtype, source.strided.shape)
+            self._copy(source, gapless, node.loc)
             place = gapless.view(packed)
         assert place is not None
         return place
 
     def _entry(self, node: Node) -> Place:
         """Entry k of a table, k the round: an address with a step."""
-        assert node.args[0] is not None
         table = self._place(node.args[0])
         assert table.step == 0, "a table of tables by one counter"
         inner = Strided(table.strided.shape[1:], table.strided.strides[1:], table.strided.offset)
@@ -121,8 +133,8 @@ class Emitter:
         found = parts(node, whole)
         if not found:  # padded rows: the operand's shape is no view of the whole
             source = self._place(node.operands[0])
-            gapless = Place(Buffer(ARENA, node.t.nbytes), node.dtype, Strided.packed(node.shape))
-            inner = Place(gapless.buffer, node.dtype, Strided.packed(node.operands[0].shape))
+            gapless = _gapless(node.dtype, node.shape)
+            inner = replace(gapless, strided=Strided.packed(source.strided.shape))
             self._copy(source, inner, node.loc)
             self._copy(gapless, whole, node.loc)
         for part, place in found:
@@ -130,18 +142,32 @@ class Emitter:
             if not _same(source, place):
                 self._copy(source, place, node.loc)
 
-    def _state(self, node: Node) -> None:
-        source = node.args[0]
-        assert source is not None
-        home = self._place(source)
-        if node.op == "write":
-            value, at = node.args[1], scalar(node.args[2])
-            assert value is not None
-            if at is None:
-                raise NotImplementedError("a state written at a position that only the device knows")
-            target = home.strided.slice(node["axis"], int(at), int(at) + value.shape[node["axis"]], 1)
-            self._copy(self._place(value), replace(home, strided=target), node.loc)
+    def _read(self, node: Node) -> None:
+        """The state's home; a copy where the next version is written before the last use."""
+        home = self._place(node.args[0])
+        if node in self.outlived:
+            kept = new_place(ARENA, node.t)
+            self._copy(home, kept, node.loc)
+            home = kept
         self.places[node] = (home,)
+
+    def _write(self, node: Node) -> None:
+        """The value goes to its place in the state's home: a copy, or a launch that reads the place on the device."""
+        state, value, at = node.args
+        home = self._place(state)
+        self.places[node] = (home,)
+        start = 0 if not node.shape else scalar(at)
+        if start is None:
+            self._launch(node, "write", dict(node.attrs), [state, value, at], (home,))
+            return
+        place = home
+        if node.shape:
+            stop = int(start) + self._place(value).strided.shape[node["axis"]]
+            if not 0 <= start <= stop <= node.shape[node["axis"]]:
+                what = f"a write of [{start}, {stop}) leaves state {node.type} along axis {node['axis']}"
+                raise FrtcError("codegen.position", what, [("at", node.loc)] if node.loc else ())
+            place = replace(home, strided=home.strided.slice(node["axis"], int(start), stop, 1))
+        self._copy(self._place(value), place, node.loc)
 
     def _call(self, node: Node) -> None:
         types = node.type if isinstance(node.type, tuple) else (node.t,)
@@ -150,34 +176,40 @@ class Emitter:
         if not isinstance(node.type, tuple):
             wanted = [self.wanted.get(node)]
         results = tuple(w or new_place(ARENA, t) for w, t in zip(wanted, types, strict=True))
-        sources = [a for a in node.args]
+        op, attrs, sources = node.op, dict(node.attrs), list(node.args)
         if node.op in POINTWISE or node.op == "pointwise":
             op, attrs, kept = site_attrs(node)
-            sources = kept
-        else:
-            op, attrs = node.op, dict(node.attrs)
-        operands = [None if a is None else self._place(a) for a in sources]
-        site = Site(op, _operands(operands), tuple(r.operand() for r in results), attrs)
-        try:
-            choice = self.catalog.select(site, self.target, self.families)
-        except NoKernel as error:
-            site, choice, operands = self._with_copies(site, operands, node, error)
+            sources = [*kept]
+        self._launch(node, op, attrs, sources, results)
         self.places[node] = results
-        self._add(Emitted(node.loc, site, choice, tuple(operands), results, node))
 
-    def _with_copies(
-        self, site: Site, operands: list[Place | None], node: Node, error: NoKernel
-    ) -> tuple[Site, Choice, list[Place | None]]:
-        """Some operand's strides do not suit any kernel: copy the strided ones to gapless rows."""
-        moved = [p if p is None or p.strided == padded(_type(p)) else new_place(ARENA, _type(p)) for p in operands]
-        if moved == operands:
-            raise error
-        packed = replace(site, operands=_operands(moved))
-        choice = self.catalog.select(packed, self.target, self.families)
-        for old, new in zip(operands, moved, strict=True):
+    def _launch(
+        self, node: Node, op: str, attrs: dict[str, Any], sources: list[Node | None], results: tuple[Place, ...]
+    ) -> None:
+        operands = tuple(None if a is None else self._place(a) for a in sources)
+        site, choice, read, written = self._select(op, attrs, operands, results)
+        for old, new in zip(operands, read, strict=True):
             if old is not None and new is not None and new is not old:
                 self._copy(old, new, node.loc)
-        return packed, choice, moved
+        self._add(Emitted(node.loc, site, choice, read, written, node))
+        for old, new in zip(written, results, strict=True):
+            if new is not old:
+                self._copy(old, new, node.loc)
+
+    def _select(
+        self, op: str, attrs: dict[str, Any], operands: Places, results: tuple[Place, ...]
+    ) -> tuple[Site, Choice, Places, tuple[Place, ...]]:
+        """A kernel, and the places it reads and writes: the given ones, or rows of their own where none takes those."""
+        own = tuple(None if p is None else _own(p) for p in operands), tuple(_own(p) for p in results)
+        refused = None
+        for read, written in ((operands, results), (own[0], results), (operands, own[1]), own):
+            site = Site(op, _operands(read), tuple(p.operand() for p in written), attrs)
+            try:
+                return site, self.catalog.select(site, self.target, self.families), read, written
+            except NoKernel as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
 
     def _copy(self, source: Place, target: Place, name: str) -> None:
         site = copy_site(source.operand(), target.operand())
@@ -196,7 +228,19 @@ class Emitter:
 def _same(a: Place, b: Place) -> bool:
     """The same elements in the same order; strides of axes with one element do not matter."""
     steps = [tuple(s if n > 1 else 0 for n, s in zip(p.strided.shape, p.strided.strides, strict=True)) for p in (a, b)]
-    return a.buffer is b.buffer and steps[0] == steps[1] and a.strided.offset == b.strided.offset
+    same = steps[0] == steps[1] and a.strided.offset == b.strided.offset and a.step == b.step
+    return a.buffer is b.buffer and same
+
+
+def _gapless(dtype: str, shape: tuple[int, ...]) -> Place:
+    """A buffer of its own whose rows follow each other."""
+    return Place(Buffer(ARENA, Type(dtype, shape).nbytes), dtype, Strided.packed(shape))
+
+
+def _own(place: Place) -> Place:
+    """The same place if it has rows like a value's own, else a new one."""
+    type = Type(place.dtype, place.strided.shape)
+    return place if place.strided.strides == padded(type).strides else new_place(ARENA, type)
 
 
 def _operands(places: Sequence[Place | None]) -> tuple[Operand | None, ...]:
@@ -205,7 +249,3 @@ def _operands(places: Sequence[Place | None]) -> tuple[Operand | None, ...]:
 
 def _itemsize(place: Place) -> int:
     return DTYPES[place.dtype].itemsize
-
-
-def _type(place: Place) -> Type:
-    return Type(place.dtype, place.strided.shape)

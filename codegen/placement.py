@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from frtc.codegen.places import Place, new_place
+from frtc.codegen.states import aliases, in_order
 from frtc.lowering.ir import Graph, Module, Node, Type
 from frtc.lowering.strided import Strided
 from frtc.runtime.plan import ARENA, SLOT, STATE
@@ -132,8 +133,14 @@ def _may_overwrite(graph: Graph, name: str, node: Node) -> bool:
     old = next((n for n in graph.inputs if n["name"] == name), None)
     if old is None:
         return True
-    order = {n: i for i, n in enumerate(graph.nodes)}
-    readers = [n for n in graph.nodes if old in n.operands]
-    elementwise = {"linear": (3,)}.get(node.op, ())
-    inside = [i for i, a in enumerate(node.args) if a is old]
-    return all(order[r] <= order[node] for r in readers) and all(i in elementwise for i in inside)
+    writer = node
+    while writer.op in ("view", "item") and writer.args[0] is not None:
+        writer = writer.args[0]
+    if writer.op in ("concat", "reshape"):
+        return False  # their parts are written before the others are read
+    order = {n: i for i, n in enumerate(in_order(graph))}
+    same = aliases(graph, old)
+    last = max((i for n, i in order.items() if any(a in same for a in n.operands)), default=0)
+    elementwise = {"linear": (3,)}.get(writer.op, ())
+    inside = [i for i, a in enumerate(writer.args) if a in same]
+    return last <= order[writer] and all(i in elementwise and writer.args[i] is old for i in inside)

@@ -95,11 +95,17 @@ def _index_stages(site: Site, config: Config, target: Target) -> tuple[Stage, ..
 
 
 def _blocks(site: Site) -> tuple[int, int, int, int] | None:
-    """(outer, width, x's and state's steps along outer) of a value that is written at an axis: dense from there on."""
+    """(outer, width, x's and state's steps along outer) of a value that is written at an axis: dense from there on.
+
+    Rows that both pad to 16 bytes count as dense: the padding moves along.
+    """
     state, value = _views(site)[:2]
     axis = len(state.shape) + int(site.attrs["axis"]) if state.shape else 0
     outer, outer_steps = collapse(value.shape[:axis], [value.strides[:axis], state.strides[:axis]])
     inner, inner_steps = collapse(value.shape[axis:], [value.strides[axis:], state.strides[axis:]])
+    size = DTYPES[state.dtype].itemsize
+    if len(inner) == 2 and inner_steps[0] == inner_steps[1] == (-(-inner[1] * size // 16) * 16 // size, 1):
+        inner, inner_steps = ((inner[0] - 1) * inner_steps[0][0] + inner[1],), [(1,), (1,)]
     if len(outer) > 1 or len(inner) > 1 or (inner and inner_steps != [(1,), (1,)]):
         return None
     x_step, y_step = (outer_steps[0][0], outer_steps[1][0]) if outer else (0, 0)

@@ -1,0 +1,239 @@
+"""Placement: values lie where their readers want them, nothing is copied that need not be, and nothing is overwritten
+that somebody still reads. Every module here is run by the emulator and compared with the interpreter to the bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from frtc.codegen.build import Built
+from frtc.runtime.plan import ARENA, SLOT, STATE
+from tests.codegen.emulated import agree, copies, module_of, ops
+
+
+def results(built: Built, stage: str, op: str) -> list[tuple[str, str]]:
+    """(space, slot) of the first result of each call of an op."""
+    places = [call.results[0] for call in built.emitted[stage] if call.site.op == op]
+    return [(p.buffer.space, p.buffer.slot) for p in places]
+
+
+def test_inputs_and_results_are_slots_and_what_lies_between_is_arena() -> None:
+    built = agree(
+        module_of("""
+        graph g(x: bf16[4,16]) {
+          @v : bf16[24,16]
+          @w : bf16[8,24]
+          %0 = linear(%x, @v) : bf16[4,24]
+          %1 = linear(%0, @w) : bf16[4,8]
+          return y=%1
+        }""")
+    )
+    assert results(built, "g", "linear") == [(ARENA, ""), (SLOT, "y")]
+    assert copies(built, "g") == [] and built.program.state_nbytes == 0
+
+
+CACHE = """
+module m
+
+graph weights() {{
+  %0 = tensor(key=w) : bf16[16,16]
+  return w=%0
+}}
+
+graph prefix(x: bf16[6,16]) {{
+  @w : bf16[16,16]
+  %0 = linear(%x, @w) : bf16[6,16]
+  return k=%0
+}}
+
+graph step(z: bf16[2,16], k: bf16[6,16]) {{
+  @w : bf16[16,16]
+  %0 = linear(%z, @w) : bf16[2,16]
+  %1 = concat({parts}, axis=-2) : bf16[{rows},16]
+  %2 = linear(%1, @w) : bf16[{rows},16]
+  return y=%2
+}}
+
+schedule {{
+  run prefix
+  repeat 3 i {{
+    run step
+  }}
+  return y=y
+}}
+"""
+
+
+def test_a_concat_is_written_by_the_programs_that_make_its_parts() -> None:
+    built = agree(module_of(CACHE.format(parts="%k, %0", rows=8)))
+    assert copies(built, "prefix") == copies(built, "step") == []
+    (whole,) = {call.operands[0].buffer for call in built.emitted["step"][1:] if call.operands[0]}
+    assert whole.space == STATE and whole.nbytes == 8 * 32
+    first, second = built.emitted["prefix"][0].results[0], built.emitted["step"][0].results[0]
+    assert first.buffer is whole and first.strided.offset == 0
+    assert second.buffer is whole and second.strided.offset == 6 * 16
+
+
+def test_a_part_that_stands_twice_is_copied_once() -> None:
+    assert copies(agree(module_of(CACHE.format(parts="%0, %k, %k", rows=14))), "step") == [""]
+    assert copies(agree(module_of(CACHE.format(parts="%0, %0, %k", rows=10))), "step") == [""]
+
+
+def test_a_value_of_two_concats_lies_in_one_and_is_copied_into_the_other() -> None:
+    text = CACHE.format(parts="%k, %0", rows=8)
+    text = text.replace(
+        "  return y=%2", "  %3 = concat(%0, %k, axis=-2) : bf16[8,16]\n  %4 = add(%2, %3) : bf16[8,16]\n  return y=%4"
+    )
+    assert len(copies(agree(module_of(text)), "step")) == 2
+
+
+def test_concats_of_columns_and_of_concats() -> None:
+    built = agree(
+        module_of("""
+        graph g(x: bf16[4,8]) {
+          @a : bf16[8,8]
+          @b : bf16[16,8]
+          %0 = linear(%x, @a) : bf16[4,8]
+          %1 = linear(%x, @b) : bf16[4,16]
+          %2 = concat(%0, %1, axis=-1) : bf16[4,24]
+          %3 = concat(%2, %2, axis=-2) : bf16[8,24]
+          return y=%3
+        }""")
+    )
+    assert ops(built, "g") == ["linear", "linear"] and len(copies(built, "g")) == 1
+    assert results(built, "g", "linear") == [(SLOT, "y"), (SLOT, "y")]
+
+
+def test_heads_side_by_side_again_are_written_in_place() -> None:
+    """A reshape that no view can express has no launch: its operand is written in the order it wants."""
+    built = agree(module_of(HEADS.format(op="exp(%x)")))
+    assert ops(built, "g") == ["pointwise", "linear"] and copies(built, "g") == []
+    assert built.emitted["g"][0].results[0].strided.strides == (16, 32, 1)
+
+
+def test_a_kernel_that_cannot_write_there_writes_rows_of_its_own() -> None:
+    built = agree(module_of(HEADS.format(op="rms_norm(%x, eps=1e-06)")))
+    assert ops(built, "g") == ["rms_norm", "linear"] and len(copies(built, "g")) == 1
+    assert [call.site.op for call in built.emitted["g"]] == ["rms_norm", "pointwise", "linear"]
+
+
+HEADS = """
+graph g(x: bf16[2,4,16]) {{
+  @w : bf16[32,32]
+  %0 = {op} : bf16[2,4,16]
+  %1 = view(%0, shape=[4,2,16], strides=[16,64,1]) : bf16[4,2,16]
+  %2 = reshape(%1, shape=[4,32]) : bf16[4,32]
+  %3 = linear(%2, @w) : bf16[4,32]
+  return y=%3
+}}
+"""
+
+LOOP = """
+module m
+
+graph weights() {{
+  %0 = tensor(key=w) : f32[16,16]
+  return w=%0
+}}
+
+graph step(x: f32[16,16]) {{
+  @w : f32[16,16]
+{body}
+}}
+
+schedule {{
+  let x = noise
+  repeat 4 i {{
+    run step
+  }}
+  return actions=x
+}}
+"""
+
+
+def looped(*lines: str) -> Built:
+    return agree(module_of(LOOP.format(body="\n".join(f"  {line}" for line in lines))))
+
+
+def test_a_loop_carried_sum_is_written_where_it_is_read() -> None:
+    built = looped("%0 = linear(%x, @w) : f32[16,16]", "%1 = linear(%0, @w, _, %x) : f32[16,16]", "return x=%1")
+    assert copies(built, "step") == [] and copies(built, "let.x") == ["let x"]
+    update = built.emitted["step"][1]
+    assert update.results[0].buffer is update.operands[3].buffer and update.results[0].buffer.space == SLOT
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # products read whole rows of x after its first elements are written
+        ("%0 = linear(%x, @w) : f32[16,16]", "return x=%0"),
+        # the same through a view of x
+        (
+            "%0 = view(%x, shape=[16,16], strides=[1,16]) : f32[16,16]",
+            "%1 = linear(%0, @w) : f32[16,16]",
+            "return x=%1",
+        ),
+        # a residual that is x transposed: other elements than those written
+        (
+            "%0 = linear(%x, @w) : f32[16,16]",
+            "%1 = view(%x, shape=[16,16], strides=[1,16]) : f32[16,16]",
+            "%2 = linear(%0, @w, _, %1) : f32[16,16]",
+            "return x=%2",
+        ),
+        # the new x is a view of what is computed
+        (
+            "%0 = linear(%x, @w) : f32[16,16]",
+            "%1 = view(%0, shape=[16,16], strides=[1,16]) : f32[16,16]",
+            "return x=%1",
+        ),
+    ],
+)
+def test_a_value_that_is_still_read_is_not_overwritten(lines: tuple[str, ...]) -> None:
+    assert copies(looped(*lines), "step")[-1] == "result x"
+
+
+def test_a_later_reader_keeps_the_old_value() -> None:
+    """x is updated by a linear of its own; something else reads the old x, before or after it in the text."""
+    for order in ("%0, %1", "%1, %0"):
+        built = looped(
+            "%0 = linear(%x, @w, _, %x) : f32[16,16]",
+            "%1 = view(%x, shape=[16,16], strides=[1,16]) : f32[16,16]",
+            f"%2 = concat({order}, axis=-1) : f32[16,32]",
+            "%3 = view(%2, shape=[16,16], strides=[32,2]) : f32[16,16]",
+            "%4 = add(%3, %0) : f32[16,16]",
+            "return x=%4",
+        )
+        assert "result x" in copies(built, "step")
+
+
+def test_a_concat_of_the_carried_value_is_read_before_it_changes() -> None:
+    built = looped(
+        "%0 = linear(%x, @w) : f32[16,16]",
+        "%1 = concat(%x, %0, axis=-2) : f32[32,16]",
+        "%2 = view(%1, shape=[16,16], strides=[16,1], offset=8) : f32[16,16]",
+        "%3 = linear(%2, @w) : f32[16,16]",
+        "return x=%3",
+    )
+    assert "result x" in copies(built, "step")
+
+
+def test_one_value_under_two_names() -> None:
+    built = agree(
+        module_of("""
+        graph g(x: bf16[4,16]) {
+          @w : bf16[16,16]
+          %0 = linear(%x, @w) : bf16[4,16]
+          return a=%0, b=%0
+        }""")
+    )
+    assert ops(built, "g") == ["linear"] and copies(built, "g") == ["result b"]
+
+
+def test_a_result_that_is_an_input_is_copied() -> None:
+    built = agree(
+        module_of("""
+        graph g(x: bf16[4,16]) {
+          %0 = view(%x, shape=[16,4], strides=[1,16]) : bf16[16,4]
+          return a=%0, b=%x
+        }""")
+    )
+    assert copies(built, "g") == ["result a", "result b"]
