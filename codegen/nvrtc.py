@@ -4,8 +4,8 @@
 
 Our own headers are handed over in memory, so that no path can reach the output; the vendor's come from the
 `nvidia-cuda-runtime` wheel, and for kernels that include `cute/` or `cutlass/` from `nvidia-cutlass`. A cubin is cached
-under the hash of all that made it (source, our headers, entry, options, versions of compiler and wheels): FRTC_CACHE names
-the folder, ~/.cache/frtc otherwise.
+under the hash of all that made it (source, our headers, entry, options, versions of compiler and wheels): FRTC_CACHE
+names the folder, ~/.cache/frtc otherwise.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from frtc.kernels.targets import Target
 # exponentials are within the errors of the CUDA programming guide.
 OPTIONS = ("--std=c++20", "--device-as-default-execution-space")
 COMPILER = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime")  # distributions whose version enters the cache key
-# Kernels of the native families use narrow headers of CUTLASS, which in turn need cuda/std. Without asserts, which would
-# put the paths of the headers into the cubin.
+# Kernels of the native families use narrow headers of CUTLASS, which in turn need cuda/std. Without asserts, which
+# would put the paths of the headers into the cubin.
 CUTLASS = ("nvidia-cutlass", "nvidia-cuda-cccl")
 CUTLASS_OPTIONS = ("--device-int128", "--define-macro=NDEBUG")
 CUTLASS_INCLUDE = re.compile(r"^\s*#\s*include\s*<(cute|cutlass)/", re.MULTILINE)

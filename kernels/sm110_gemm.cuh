@@ -3,6 +3,7 @@
 //   x  [M, K], w  [N, K], rows of strides ldx, ldw       T: bf16, fp16
 //   y  [M, N], or [M, N / 2] where gated; bias, gate, residual: epilogue.cuh
 //   rows of x and w start at multiples of 16 bytes (base address and stride); nothing beyond K of a row is used
+//   rows   null, or the number of rows of y (of each batch) that anything reads: tiles beyond it are left out
 //   batch  x, w, residual, gate and y may have one more axis, with its own strides (0: the same for all)
 //   grid   (ceil(M / 128), ceil(N / BN), batch)          block  128 threads: one for each row of the accumulators
 //   smem   STAGES * (128 + BN) * 128 bytes, aligned to 1024 inside the block: the ring
@@ -129,13 +130,14 @@ __global__ void __launch_bounds__(THREADS)
 gemm(const T* __restrict__ x, const T* __restrict__ w, const typename EPILOGUE::BiasType* __restrict__ bias,
      const typename EPILOGUE::ResidualType* residual, const typename EPILOGUE::GateType* gate,
      typename EPILOGUE::OutType* y, int M, int N, int K, int ldx, int ldw, int ld_residual, int ld_gate, int ldy, i64 batch_x,
-     i64 batch_w, i64 batch_residual, i64 batch_gate, i64 batch_y) {
+     i64 batch_w, i64 batch_residual, i64 batch_gate, i64 batch_y, const int* __restrict__ rows) {
     static_assert(BN == 32 || BN == 64 || BN == 128 || BN == 256, "columns of tensor memory are given out in powers of two");
     extern __shared__ __align__(128) u8 smem[];
     __shared__ __align__(8) u64 done[STAGES];
     __shared__ u32 given;
     const u32 ring = (shared_address(smem) + ATOM_BYTES - 1) / ATOM_BYTES * ATOM_BYTES;
     const int m0 = blockIdx.x * BM, n0 = blockIdx.y * BN, warp = threadIdx.x / 32;
+    if (rows && m0 >= *rows - (kSabotage == Sabotage::row_tile ? BM : 0)) return;
 
     x += blockIdx.z * batch_x, w += blockIdx.z * batch_w, y += blockIdx.z * batch_y;
     if (residual) residual += blockIdx.z * batch_residual;

@@ -94,7 +94,7 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
         grid=grid(p, config),
         block=THREADS,
         smem=smem(config),
-        params=(*p.pointers(), *p.sizes(), *p.batches()),
+        params=(*p.pointers(), *p.sizes(), *p.batches(), p.specified()),
     )
     return (stage,)
 

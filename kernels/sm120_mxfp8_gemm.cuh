@@ -2,6 +2,7 @@
 //
 //   x  [M, K], w  [N, K] e4m3        x_scale  [M, K / 32], w_scale  [N, K / 32] e8m0: 2^(byte - 127), 255 is NaN
 //   y  [M, N]; bias, gate, residual: epilogue.cuh
+//   rows   null, or the number of rows of y that anything reads: tiles beyond it are left out
 //   rows of x and w start at multiples of 16 bytes (base address and stride); K is a multiple of 32
 //   grid   (ceil(M / BM), ceil(N / BN))                  block  32 threads for each WM x WN part of the tile
 //   smem   as in smxx_gemm.cuh, whose tiles, fragments and stores this is: there an element is a pair of ours
@@ -49,7 +50,8 @@ __global__ void __launch_bounds__(TILE::THREADS)
 mxfp8_gemm(const u8* __restrict__ x, const u8* __restrict__ w, const typename EPILOGUE::BiasType* __restrict__ bias,
            const typename EPILOGUE::ResidualType* residual, const typename EPILOGUE::GateType* gate,
            typename EPILOGUE::OutType* y, const u8* __restrict__ x_scale, const u8* __restrict__ w_scale, int M, int N, int K,
-           int ldx, int ldw, int ld_residual, int ld_gate, int ldy, int ld_x_scale, int ld_w_scale) {
+           int ldx, int ldw, int ld_residual, int ld_gate, int ldy, int ld_x_scale, int ld_w_scale,
+           const int* __restrict__ rows) {
     constexpr int STAGES = TILE::STAGES, STEPS = TILE::BK / 16;
     extern __shared__ __align__(128) u8 smem[];
     const u16* const x_pairs = reinterpret_cast<const u16*>(x);
@@ -57,6 +59,7 @@ mxfp8_gemm(const u8* __restrict__ x, const u8* __restrict__ w, const typename EP
     const u32 ring = shared_address(smem);
     const int m0 = blockIdx.x * TILE::BM, n0 = blockIdx.y * TILE::BN, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_m = warp % (TILE::BM / TILE::WM) * TILE::WM, warp_n = warp / (TILE::BM / TILE::WM) * TILE::WN;
+    if (rows && m0 >= *rows - (kSabotage == Sabotage::row_tile ? TILE::BM : 0)) return;
     int k_tiles = (K / 2 + TILE::BK - 1) / TILE::BK;
     if constexpr (kSabotage == Sabotage::last_k_tile) --k_tiles;
 

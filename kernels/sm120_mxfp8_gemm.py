@@ -1,7 +1,7 @@
 """linear on block-scaled FP8: GeForce Blackwell. Device code: sm120_mxfp8_gemm.cuh.
 
-A site with scaled operands has their scales behind the op's own: x, w, b, residual, gate, x_scale, w_scale. Those of MX
-are e8m0, bytes here. No pass makes such a site yet, so that today this kernel says of every site why not.
+A site with scaled operands has their scales behind the op's own: x, w, b, residual, gate, rows, x_scale, w_scale. Those
+of MX are e8m0, bytes here. No pass makes such a site yet, so that today this kernel says of every site why not.
 Compiles, and has run on no GPU: only `--family native` offers it.
 """
 
@@ -15,7 +15,7 @@ from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
 
 BLOCK = 32  # elements of K under one scale (OCP Microscaling Formats specification 1.0, MXFP8)
-X_SCALE, W_SCALE = 5, 6
+X_SCALE, W_SCALE = 6, 7
 
 # BM, BN, BK, WM, WN, STAGES as in smxx_gemm.py; BK counts pairs of elements.
 TILES = (
@@ -88,7 +88,7 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
         grid=_grid(p, config),
         block=32 * warps,
         smem=max(depth * (bm + bn) * bk * 2, warps * 16 * (wn + 8) * 4),
-        params=(*p.pointers(), Param("operand", X_SCALE), Param("operand", W_SCALE), *p.sizes(), *steps),
+        params=(*p.pointers(), Param("operand", X_SCALE), Param("operand", W_SCALE), *p.sizes(), *steps, p.specified()),
     )
     return (stage,)
 

@@ -124,12 +124,12 @@ def ops(result: Built, stage: str) -> list[str]:
     return [call.site.op for call in result.emitted[stage] if call.node is not None]
 
 
-# ---- modules from text ------------------------------------------------------------------------------------------------
+# ---- modules from text ----------------------------------------------------------------------------------------------
 
 
 def module_of(text: str) -> Module:
-    """The module that `text` shows. A graph alone becomes one that runs it once and returns its results; its weights are
-    checkpoint tensors of the same name."""
+    """The module that `text` shows. A graph alone becomes one that runs it once and returns its results; its weights
+    are checkpoint tensors of the same name."""
     text = dedent(text).strip()
     if text.startswith("module"):
         return parse_module(text)
@@ -140,7 +140,7 @@ def module_of(text: str) -> Module:
 
 
 def agree(module: Module, runs: int = 1, target: str = "hopper", exact: bool = True) -> Built:
-    """The built module computes what the interpreter computes, run after run: states live on. Returns what was built."""
+    """The built module computes what the interpreter does, run after run: states live on. Returns what was built."""
     inputs = {name: stored(name, type) for name, type in module.inputs.items()}
     types = {n["key"]: n.t for n in walk(module.weights.roots) if n.op == "tensor"}
 

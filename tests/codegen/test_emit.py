@@ -1,5 +1,5 @@
-"""Emit: what launches and what does not, states and their versions, rows with padding, reasons for choices. Every module
-is run by the emulator and compared with the interpreter to the bit."""
+"""Emit: what launches and what does not, states and their versions, rows with padding, reasons for choices. Every
+module is run by the emulator and compared with the interpreter to the bit."""
 
 from __future__ import annotations
 

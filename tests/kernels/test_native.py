@@ -14,6 +14,7 @@ from frtc.codegen.nvrtc import Job, compile_one, ptx_of
 from frtc.errors import EnvironmentFault
 from frtc.kernels.catalog import CATALOG, Choice, NoKernel
 from frtc.kernels.cubin import parameters_of
+from frtc.kernels.product import NULL
 from frtc.kernels.spec import Operand, Param, Site, Stage
 from frtc.kernels.targets import Target, load_targets
 from tests.kernels import sites_gemm
@@ -29,7 +30,7 @@ def scaled(m: int, n: int, k: int, dtype: str = "e4m3", bias: str = "", residual
     """linear of two MX operands: their scales, one for 32 elements of K, behind the op's operands."""
     site = linear(m, n, k, dtype, bias=bias, residual=residual, out="bf16", act="gelu_tanh")
     scales = (Operand.packed("u8", m, k // 32), Operand.packed("u8", n, k // 32))
-    return replace(site, operands=(*site.operands, *scales))
+    return replace(site, operands=(*site.operands, None, *scales))
 
 
 def native(name: str, site: Site, target: Target) -> list[Choice]:
@@ -161,21 +162,31 @@ def test_block_scales_are_asked_for() -> None:
             assert "needs e4m3 with a scale for every 32 elements" in kernel.refuse(case.site, RTX5090)
             assert CATALOG.select(case.site, RTX5090, ("baseline", "sm_120a")).kernel.family == "baseline"
     for wrong, reason in (
-        (replace(MX_SITE, operands=MX_SITE.operands[:5]), "needs e4m3 with a scale"),
-        (replace(MX_SITE, operands=(*MX_SITE.operands[:5], None, MX_SITE.operands[6])), "the scale of x is absent"),
-        (replace(MX_SITE, operands=(*MX_SITE.operands[:6], Operand.packed("f32", 2560, 64))), "the scale of w is f32"),
+        (replace(MX_SITE, operands=MX_SITE.operands[:6]), "needs e4m3 with a scale"),
+        (replace(MX_SITE, operands=(*MX_SITE.operands[:6], None, MX_SITE.operands[7])), "the scale of x is absent"),
+        (replace(MX_SITE, operands=(*MX_SITE.operands[:7], Operand.packed("f32", 2560, 64))), "the scale of w is f32"),
         (scaled(50, 128, 2040), "K = 2040; needs one, and whole blocks of 32"),
     ):
         assert reason in kernel.refuse(wrong, RTX5090)
     with pytest.raises(NoKernel, match="needs e4m3 with a scale"):
-        CATALOG.select(replace(MX_SITE, operands=MX_SITE.operands[:5]), RTX5090, ("sm_120a",))
+        CATALOG.select(replace(MX_SITE, operands=MX_SITE.operands[:6]), RTX5090, ("sm_120a",))
 
 
 def test_scales_are_parameters() -> None:
     (first, *_) = native("sm120_mxfp8_gemm", MX_SITE, RTX5090)
     params = stage_of(first, MX_SITE, RTX5090).params
-    assert params[6:8] == (Param("operand", 5), Param("operand", 6))
-    assert params[-2:] == (Param("i32", 64), Param("i32", 64))
+    assert params[6:8] == (Param("operand", 6), Param("operand", 7))
+    assert params[-3:] == (Param("i32", 64), Param("i32", 64), NULL)
+
+
+def test_rows_that_nothing_reads_are_left_out() -> None:
+    count = Operand("i32", (), ())
+    few = replace(THOR_SITE, operands=(*THOR_SITE.operands, count))
+    (first, *_) = native("sm110_gemm", few, THOR)
+    assert stage_of(first, few, THOR).params[-1] == Param("operand", 5)
+    few = replace(MX_SITE, operands=(*MX_SITE.operands[:5], count, *MX_SITE.operands[6:]))
+    (first, *_) = native("sm120_mxfp8_gemm", few, RTX5090)
+    assert stage_of(first, few, RTX5090).params[-1] == Param("operand", 5)
 
 
 def test_versions_of_the_headers_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
