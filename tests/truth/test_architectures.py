@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -56,8 +57,10 @@ def check(number: int) -> None:
     one, expected = subject_of(number)
     module = optimised(one.module, "hopper")
     found = ask(one, module, "wide")
+    valid = len(expected["image_tokens"]) + int(one.inputs["n"])  # no query reads what stands behind it
     for name, value in expected.items():
-        assert relative_error(found.env[name], value) <= STAGE_BAR, name
+        rows = np.s_[:, :valid] if name.startswith(("k.", "v.")) else np.s_[:]
+        assert relative_error(found.env[name][rows], value[rows]) <= STAGE_BAR, name
     for k, (v, w) in enumerate(zip(found.velocity, one.velocity, strict=True)):
         assert relative_error(v, w) <= STAGE_BAR, f"velocity of step {k}"
     counted = launches(module)
@@ -91,7 +94,7 @@ def expected_launches(config: pi05.Pi05Config) -> dict[str, Counter[str]]:
     denoise = {"linear": 3 * e + 2, "ada_rms_norm": 2 * e + 1, "attention": e, "gated_linear": e, "rope_qkv": e}
     apart = {
         "vision": {"pointwise": 1 + (config.origin == "openpi")},  # positions; pixels from integers
-        "prefix": {"embedding": 1, "pointwise": int(p > 0)},  # the length of the attention
+        "prefix": {"embedding": 1, "pointwise": 1},  # how many rows are valid
         "denoise": {"pointwise": 1},  # the Euler step, apart where the velocity is a result
     }
     per_layer = {"vision": vision, "prefix": prefix, "denoise": denoise}
