@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from frtc.kernels.dtypes import round_to
 from frtc.kernels.spec import Operand, Site
 from tests.kernels.harness import fresh
+
+Inputs = Callable[[Site, np.random.Generator], list[NDArray[Any] | None]]
 
 VIEWS, PROMPTS, HORIZONS = (1, 2, 3), (48, 200), (10, 50)
 PATCHES = 256  # image tokens of a view
@@ -54,6 +57,11 @@ def linear(
 def gated(m: int, f: int, k: int, dtype: str = "bf16", act: str = "gelu_tanh", out: str = "") -> Site:
     x, w = rows(dtype, m, k), rows(dtype, 2 * f, k)
     return Site("gated_linear", (x, w, None), (Operand.packed(out or dtype, m, f),), {"act": act})
+
+
+def limited(site: Site, dtype: str = "i32") -> Site:
+    """The site with a device scalar that counts the rows that something reads."""
+    return replace(site, operands=(*site.operands, Operand.packed(dtype)))
 
 
 def matmul(batch: tuple[int, ...], m: int, n: int, k: int, dtype: str = "bf16", transposed: bool = False) -> Site:
@@ -148,6 +156,16 @@ def inputs_of(site: Site, generator: np.random.Generator) -> list[NDArray[Any] |
     assert operand is not None
     values[1] = round_to(w.astype(np.float32) * np.float32(scale), operand.dtype)
     return values
+
+
+def inputs_with_rows(rows: int) -> Inputs:
+    """Operands of a limited site that has `rows` rows."""
+
+    def inputs(site: Site, generator: np.random.Generator) -> list[NDArray[Any] | None]:
+        whole = replace(site, operands=site.operands[:-1])
+        return [*inputs_of(whole, generator), np.array(rows, np.int32)]
+
+    return inputs
 
 
 def flops_of(site: Site) -> float:

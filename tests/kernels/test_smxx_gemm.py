@@ -10,11 +10,23 @@ import pytest
 from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels import smxx_gemm
 from frtc.kernels.product import Product, product_of
-from frtc.kernels.spec import Operand, Site
+from frtc.kernels.spec import Operand, Param, Site
 from frtc.kernels.targets import Target, load_targets
 from tests.kernels import harness
 from tests.kernels.device import Gpu
-from tests.kernels.sites_gemm import FULL, awkward_sites, flops_of, gated, inputs_of, linear, matmul, real_sites, rows
+from tests.kernels.sites_gemm import (
+    FULL,
+    awkward_sites,
+    flops_of,
+    gated,
+    inputs_of,
+    inputs_with_rows,
+    limited,
+    linear,
+    matmul,
+    real_sites,
+    rows,
+)
 
 TARGETS = load_targets()
 EVERY_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
@@ -51,6 +63,21 @@ def test_a_residual_that_repeats_becomes_a_batch() -> None:
 def test_one_gate_for_all_rows_has_stride_zero() -> None:
     gates = [product(linear(5, 16, 64, gate="f32", per_row=per_row)).gate for per_row in (False, True)]
     assert [gate.ld for gate in gates if gate] == [0, 16]
+
+
+@pytest.mark.parametrize("site", [linear(5, 16, 64), gated(5, 8, 64)], ids=["linear", "gated_linear"])
+def test_rows_are_counted_by_the_last_operand(site: Site) -> None:
+    whole, some = product(site), product(limited(site))
+    assert whole.specified() == Param("i64", 0)
+    assert some.specified() == Param("operand", len(site.operands))
+
+
+def test_rows_that_a_block_cannot_count() -> None:
+    """All are computed where the axis is one of several that form the rows, and where the count is no i32."""
+    x, y = Operand.packed("bf16", 3, 5, 64), Operand.packed("bf16", 3, 5, 16)
+    site = limited(Site("linear", (x, rows("bf16", 16, 64), None, None, None), (y,)))
+    assert (product(site).m, product(site).rows) == (15, None)
+    assert product(limited(linear(5, 16, 64), "i64")).rows is None
 
 
 @pytest.mark.parametrize(
@@ -160,6 +187,52 @@ SABOTAGED = [
     harness.sabotaged(harness.chosen(linear(50, 32, 1024, "f32"), inputs=inputs_of), "FRTC_SABOTAGE=last_k_tile"),
     *(harness.sabotaged(case, "FRTC_SABOTAGE=neighbour_gate") for case in (BY_ROW, SPLIT[0])),
 ]
+
+
+def of_rows(site: Site, rows: int, splits: bool = False) -> harness.Case:
+    """A site of which only `rows` rows are read; with split K where asked."""
+    cases = harness.every_config(limited(site), inputs=inputs_with_rows(rows))
+    return next(case for case in cases if (case.config["SPLITS"] > 2) == splits)
+
+
+M_LIMITED = (
+    300  # rows of tiles of 128 and 64: none, some in the middle of a tile, to its edge, all, more than there are
+)
+LIMITED = [
+    of_rows(site, rows, splits)
+    for rows in (-1, 0, 1, 100, 128, 129, 256, M_LIMITED, 1000)
+    for site, splits in ((linear(M_LIMITED, 136, 1021, **FULL), False), (gated(M_LIMITED, 100, 600), False))
+] + [of_rows(linear(M_LIMITED, 136, 2040, residual="bf16"), rows, True) for rows in (0, 96, 97, M_LIMITED)]
+
+
+def wrong_rows(gpu: Gpu, case: harness.Case) -> list[str]:
+    """Faults in the rows that are read, and rows that were written in tiles beyond them."""
+    operands = harness.operands_of(case)
+    assert operands[-1] is not None
+    with harness.Buffers(gpu, case, operands) as buffers:
+        for _ in range(2):  # the second run meets the counters that the first one left
+            for launch in buffers.launches():
+                gpu.launch(*launch)
+        gpu.synchronize()
+        (got,), (want,) = buffers.results(), harness.expected(case, operands)
+    read = min(max(int(operands[-1]), 0), len(got))
+    computed = min(math.ceil(read / case.config["BM"]) * case.config["BM"], len(got))
+    wrong, _ = harness.faults(case, [got[:read]], [want[:read]]) if read else ([], 0.0)
+    stray = int(np.count_nonzero(~np.isnan(got[computed:].astype(np.float32))))
+    return [*wrong, *([f"{stray} elements written beyond row {computed}"] if stray else [])]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", LIMITED)
+def test_rows_that_nothing_reads(gpu: Gpu, case: harness.Case) -> None:
+    wrong = wrong_rows(gpu, case)
+    assert not wrong, wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [harness.sabotaged(c, "FRTC_SABOTAGE=row_tile") for c in (LIMITED[6], LIMITED[-1])])
+def test_a_tile_too_few(gpu: Gpu, case: harness.Case) -> None:
+    assert wrong_rows(gpu, case)
 
 
 @pytest.mark.gpu
