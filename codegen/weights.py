@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from frtc.kernels.dtypes import DTYPES, round_to
+from frtc.kernels.reference import REFERENCES
 from frtc.lowering.interpret import run
-from frtc.lowering.ir import Graph, Node, Type, make, walk
+from frtc.lowering.ir import Graph, Node, Type, make, rebuild, tensor, walk
 from frtc.lowering.ops import POINTWISE, slice_
 
 Array = np.ndarray[Any, Any]
 Lookup = Callable[[str], Array]
 
-PIECE = 1 << 22  # elements evaluated at once: 32 MiB of float64
+PIECE = 1 << 20  # elements evaluated at once: 8 MiB of float64; from 32 MiB on, glibc maps fresh pages for every array
 MOVES = frozenset({"tensor", "cast", "slice", "reshape", "transpose", "broadcast", "concat"})
 
 
@@ -34,13 +35,35 @@ def pieces(expression: Node, tensors: Lookup) -> Iterator[Array]:
         yield np.ascontiguousarray(np.atleast_1d(_evaluate(part, tensors)))
 
 
-def _evaluate(node: Node, tensors: Lookup) -> Array:
-    graph = Graph("weight", (), (("out", node),))
+def _evaluate(whole: Node, tensors: Lookup) -> Array:
+    graph, tensors = _sliced_leaves(Graph("weight", (), (("out", whole),)), tensors)
+    node = graph.roots[0]
     only_moves = all(n.op in MOVES or (n.op == "const" and not n.t.is_float) for n in graph.nodes)
     casts = [n for n in graph.nodes if n.op == "cast"]
     if only_moves and all(_keeps_value(n) or n is node for n in casts):
         return run(graph, {}, tensors, "typed")["out"]
     return round_to(run(graph, {}, tensors, "exact")["out"], node.dtype)
+
+
+def _sliced_leaves(graph: Graph, tensors: Lookup) -> tuple[Graph, Lookup]:
+    """Slices of tensors as tensors of their own: what is not read is not converted either."""
+    parts: dict[str, Node] = {}
+
+    def visit(old: Node, new: Node) -> Node:
+        if new.op != "slice" or new.operands[0].op != "tensor":
+            return new
+        name = f"{new.operands[0]['key']}{new.attrs}"
+        parts[name] = new
+        return tensor(name, new.t)
+
+    def lookup(key: str) -> Array:
+        if key not in parts:
+            return tensors(key)
+        part = parts[key]
+        view: Array = REFERENCES["slice"](lookup(part.operands[0]["key"]), **dict(part.attrs))
+        return view
+
+    return rebuild(graph, visit), lookup
 
 
 def _keeps_value(cast: Node) -> bool:

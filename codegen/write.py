@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from frtc.codegen.plan_writer import PlanWriter
 from frtc.codegen.weights import Lookup, pieces
 from frtc.runtime.plan import Program
 
-WORKERS = 2  # each holds one piece in float64 and its operands
+WORKERS = min(8, os.cpu_count() or 1)  # each holds some copies of one piece in float64
 
 
 def write_plan(

@@ -53,10 +53,24 @@ def round_to(values: np.ndarray, name: str) -> np.ndarray:
     target = DTYPES[name]
     if values.dtype == target.numpy:
         return values
-    if values.dtype == np.float64 and target.kind == "float" and target.itemsize < 4:
-        values = _to_odd_f32(values)
     with np.errstate(over="ignore", invalid="ignore"):
+        if values.dtype == np.float64 and target.kind == "float" and target.itemsize < 4:
+            values = _for_bf16(values) if name == "bf16" else _to_odd_f32(values)
         return values.astype(target.numpy)
+
+
+def _for_bf16(values: np.ndarray) -> np.ndarray:
+    """float64 to float32, so that rounding to bf16 equals a single rounding of `values`.
+
+    bf16 is the upper half of float32, subnormals too: two roundings differ from one only where the first ends exactly
+    between two bf16 numbers. There, and only there, it rounds to odd: four times as quick as everywhere.
+    """
+    near = np.array(values, np.float32, order="C")
+    flat = near.reshape(-1)
+    between = np.flatnonzero((flat.view(np.uint32) & np.uint32(0xFFFF)) == 0x8000)
+    if between.size:
+        flat[between] = _to_odd_f32(values.reshape(-1)[between])
+    return near
 
 
 def _to_odd_f32(values: np.ndarray) -> np.ndarray:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from frtc.codegen import weights
 from frtc.codegen.weights import padded_row, pieces, take_rows
-from frtc.lowering.ir import Node, Type, tensor
+from frtc.lowering.interpret import run
+from frtc.lowering.ir import Graph, Node, Type, tensor
 from frtc.lowering.ops import add, cast, concat, const, linear, matmul, mul, reshape, slice_, transpose
 
 RNG = np.random.default_rng(1)
@@ -87,3 +90,17 @@ def test_rows_are_padded_to_16_bytes() -> None:
     assert padded_row(Type("bf16", (3, 9))) == 16
     assert padded_row(Type("f32", (3, 9))) == 12
     assert padded_row(Type("bf16", (9,))) == 9
+
+
+def test_only_the_rows_of_a_piece_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of slices too: the interpreter never sees the whole tensor."""
+    seen: list[tuple[int, ...]] = []
+
+    def watched(graph: Graph, *others: Any) -> dict[str, np.ndarray]:
+        seen.extend(n.shape for n in graph.nodes if n.op == "tensor" and len(n.shape) == 2)
+        return run(graph, *others)
+
+    monkeypatch.setattr(weights, "PIECE", 16)
+    monkeypatch.setattr(weights, "run", watched)
+    whole(mul(slice_(Q, axis=-1, start=2, stop=6), 2.0, dtype="bf16"))
+    assert seen == [(4, 4)] * 3
