@@ -35,7 +35,8 @@ EXPRESSIONS = {
 
 
 def whole(expression: Node) -> np.ndarray:
-    return np.concatenate(list(pieces(expression, VALUES.__getitem__)))
+    joined: np.ndarray = np.concatenate(list(pieces(expression, VALUES.__getitem__)))
+    return joined
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
