@@ -269,6 +269,8 @@ def _put(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _Function(nn.Module):
+    """One case as a module, so that a location names it."""
+
     def __init__(self, function: Callable[..., object]) -> None:
         super().__init__()
         self.function = function
@@ -277,29 +279,49 @@ class _Function(nn.Module):
         return self.function(*args)
 
 
+class _All(nn.Module):
+    """All cases in one program: export's cost is per program, not per op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cases = nn.ModuleDict({name: _Function(function) for name, (function, _) in CASES.items()})
+
+    def forward(self, args: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+        return {name: torch.utils._pytree.tree_leaves(case(*args[name])) for name, case in self.cases.items()}
+
+
 @functools.cache
-def _exported(name: str) -> tuple[torch.export.ExportedProgram, int]:
-    function, args = CASES[name]
-    module = _Function(function).eval()
-    results = len(torch.utils._pytree.tree_leaves(module(*args)))
-    return from_torch.export(module, args, name), results
+def _exported() -> torch.export.ExportedProgram:
+    args = {name: [a.clone() for a in args] for name, (_, args) in CASES.items()}
+    return from_torch.export(_All().eval(), (args,), "all")
 
 
-def _graph(name: str) -> Graph:
-    program, results = _exported(name)
-    inputs = [f"x{i}" for i in range(len(CASES[name][1]))]
-    return from_torch.translate(program, inputs, [f"y{i}" for i in range(results)], name)
+@functools.cache
+def _eager() -> dict[str, list[Tensor]]:
+    return {name: torch.utils._pytree.tree_leaves(function(*args)) for name, (function, args) in CASES.items()}
+
+
+@functools.cache
+def _graph() -> Graph:
+    inputs = [f"{name}.x{i}" for name, (_, args) in CASES.items() for i in range(len(args))]
+    outputs = [f"{name}.y{i}" for name, results in _eager().items() for i in range(len(results))]
+    return from_torch.translate(_exported(), inputs, outputs, "all")
+
+
+def _part(name: str) -> Graph:
+    """The results of one case."""
+    whole, prefix = _graph(), f"{name}."
+    outputs = tuple((k.removeprefix(prefix), n) for k, n in whole.outputs if k.startswith(prefix))
+    return Graph(name, tuple(n for n in whole.inputs if n["name"].startswith(prefix)), outputs)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_line_of_torch(name: str) -> None:
-    function, args = CASES[name]
-    graph = _graph(name)
+    graph = _part(name)
     verify(graph)
     assert parse(show(graph)) == graph
-    wanted = torch.utils._pytree.tree_leaves(function(*args))
-    found = run(graph, {f"x{i}": array(a) for i, a in enumerate(args)})
-    for i, y in enumerate(wanted):
+    found = run(graph, {f"{name}.x{i}": array(a) for i, a in enumerate(CASES[name][1])})
+    for i, y in enumerate(_eager()[name]):
         result, node = found[f"y{i}"], graph.outputs[i][1]
         assert node.shape == tuple(y.shape) and node.dtype == from_torch.DTYPES[y.dtype]
         exact = not y.dtype.is_floating_point
@@ -310,9 +332,7 @@ def test_line_of_torch(name: str) -> None:
 
 
 def test_every_row_is_reached() -> None:
-    reached = {str(n.target).removeprefix("aten.") for name in CASES for n in _exported(name)[0].graph.nodes}
-    refused = {
-        name for name, lowering in aten.load().items() if lowering in (aten_create.empty, aten_pointwise.dropout)
-    }
+    reached = {str(n.target).removeprefix("aten.") for n in _exported().graph.nodes}
+    refused = {name for name, row in aten.load().items() if row in (aten_create.empty, aten_pointwise.dropout)}
     missing = aten.load().keys() - reached - refused
     assert not missing, f"rows that no case reaches: {sorted(missing)}"
