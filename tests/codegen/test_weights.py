@@ -62,7 +62,8 @@ def _bf16(values: np.ndarray) -> np.ndarray:
     bits = near.view(np.uint16).astype(np.int64)
     candidates = [(bits + d).astype(np.uint16).view(ml_dtypes.bfloat16) for d in (0, -1, 1)]
     distance = np.stack([np.abs(c.astype(np.float64) - values) for c in candidates])
-    return np.choose(np.argmin(distance, 0), candidates)
+    nearest: np.ndarray = np.choose(np.argmin(distance, 0), candidates)
+    return nearest
 
 
 def test_one_rounding_not_two() -> None:
