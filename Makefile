@@ -6,7 +6,10 @@ BIN := $(VENV)/bin
 RUN := PYTHONPATH=. $(BIN)/python
 ORACLE_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
 
-.PHONY: setup test test-fast lint oracle-venv test-oracle
+MATRIX_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
+MATRIX_TORCH ?= 2.11.0
+
+.PHONY: setup demo test test-fast test-full test-matrix lint oracle-venv test-oracle gpu-kernels gpu-model gpu-bench
 
 setup: $(VENV)/done
 
@@ -16,13 +19,32 @@ $(VENV)/done: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[compile,dev]'
 	touch $@
 
+# A small checkpoint, Plans for thor and hopper, actions from the CPU's emulator: out/demo.
+demo: setup
+	$(RUN) examples/demo.py -o out/demo
+
 # The whole CPU tier.
 test: setup
 	$(BIN)/python -m pytest -m "not gpu and not full"
 
 # Under a minute: no compiler runs, no foreign models.
 test-fast: setup
-	$(BIN)/python -m pytest tests/test_house.py tests/passes tests/runtime tests/lowering/test_text.py
+	$(BIN)/python -m pytest tests/test_house.py tests/passes tests/runtime tests/lowering/test_text.py -m "not gpu and not full"
+
+# The CPU tier and the full-size model: minutes to hours, 16 GB of memory.
+test-full: setup
+	$(BIN)/python -m pytest -m "not gpu"
+
+# The CPU tier on another Python and torch.
+test-matrix: .venv-matrix/done
+	.venv-matrix/bin/python -m pytest -m "not gpu and not full"
+
+.venv-matrix/done: pyproject.toml constraints.txt
+	$(MATRIX_PYTHON) -m venv .venv-matrix
+	sed 's/^torch==.*/torch==$(MATRIX_TORCH)/' constraints.txt > .venv-matrix/constraints.txt
+	.venv-matrix/bin/python -m pip install -q --upgrade pip
+	.venv-matrix/bin/python -m pip install -q -c .venv-matrix/constraints.txt -e '.[compile,dev]'
+	touch $@
 
 lint: setup
 	$(BIN)/ruff check .
@@ -40,3 +62,14 @@ oracle-venv: .venv-oracle/done
 
 test-oracle: oracle-venv
 	.venv-oracle/bin/python -m pytest tests/oracle
+
+# On a machine with a GPU and its own python3 (torch, cuda-bindings, NVRTC, ml_dtypes, jinja2, pytest); nothing is installed.
+# FRTC_COMMIT names the commit in the results, which go to $$OUT or bench/results.
+gpu-kernels:
+	PYTHONPATH=. $(PYTHON) -m pytest -m gpu tests/kernels tests/runtime tests/truth
+
+gpu-model:
+	PYTHONPATH=. $(PYTHON) -m bench.gpu_model
+
+gpu-bench:
+	PYTHONPATH=. $(PYTHON) -m bench.gpu_bench
