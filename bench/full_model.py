@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +47,28 @@ def checkpoint(size: str = "full") -> Path:
     return folder
 
 
-def compiled(shape: Shape, arch: str = "hopper", size: str = "full", precision: str = "bf16") -> CompileReport:
+def compiled(shape: Shape, arch: str = "hopper", size: str = "full") -> CompileReport:
     """A Plan without self-test vectors."""
-    out = SCRATCH / f"{size}-{arch}-{precision}-{shape}.plan"
     policy = PolicyOptions(views=shape.views)
-    options = CompileOptions(policy, precision=precision, prompt=shape.prompt, horizon=shape.horizon, self_test=False)
-    return compile(checkpoint(size), arch, out, options)
+    options = CompileOptions(policy, prompt=shape.prompt, horizon=shape.horizon, self_test=False)
+    return compile(checkpoint(size), arch, plan_path(shape, arch, size), options)
+
+
+def plan_path(shape: Shape, arch: str = "hopper", size: str = "full") -> Path:
+    return SCRATCH / f"{size}-{arch}-{shape}.plan"
+
+
+def compile_side_by_side(shapes: Sequence[Shape]) -> dict[Shape, float]:
+    """Plans of several shapes, each compiled by a process of its own; wall seconds of each."""
+    checkpoint()
+    started = time.perf_counter()
+    running = {s: subprocess.Popen([sys.executable, "-m", "bench.full_model", *map(str, astuple(s))]) for s in shapes}
+    seconds = {}
+    for shape, process in running.items():
+        if process.wait():
+            raise RuntimeError(f"compiling {shape} failed")
+        seconds[shape] = time.perf_counter() - started
+    return seconds
 
 
 def config_of(shape: Shape, size: str = "full") -> pi05.Pi05Config:
@@ -75,3 +95,7 @@ def observation(
     tokens[:valid] = rng.integers(4, vocab, valid)
     noise = rng.standard_normal((shape.horizon, width)).astype(np.float32)
     return {"images": frames, "tokens": tokens, "n": np.array(valid, np.int32), "noise": noise}
+
+
+if __name__ == "__main__":
+    compiled(Shape(*map(int, sys.argv[1:])))

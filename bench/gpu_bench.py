@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch._dynamo
 
-from bench.full_model import Shape, compiled, observation
+from bench.full_model import Shape, compile_side_by_side, observation, plan_path
 from bench.rivals import pi05_torch
 from frtc.runtime.plan import unrolled
 from frtc.runtime.plan_file import open_plan
@@ -29,6 +29,7 @@ from frtc.runtime.timing import Spread
 
 WARM_UPS, REPLAYS = 300, 1000
 LONG = 10_000  # replays with changing prompts, for the tail
+SHAPES = (Shape(horizon=50), Shape(horizon=10), Shape(prompt=200, horizon=50))
 P50_BAR_MS, BUDGET_BAR_MS, TAIL_BAR = 30.0, 1.5, 1.03
 
 
@@ -48,8 +49,7 @@ def device_times(replay: Callable[[], object], stream: torch.cuda.Stream, count:
 
 
 def ours(shape: Shape, valid: int, long: bool) -> dict[str, Any]:
-    made = compiled(shape)
-    plan = open_plan(made.path)
+    plan = open_plan(plan_path(shape), verify=False)
     stream = torch.cuda.Stream()
     inputs = observation(shape, valid)
     launches = {s.name: sum(len(c.launches) for c in s.calls) for s in plan.program.stages}
@@ -57,10 +57,9 @@ def ours(shape: Shape, valid: int, long: bool) -> dict[str, Any]:
         "contender": "frtc bf16 baseline",
         "shape": str(shape),
         "valid": valid,
-        "plan_id": made.plan_id,
+        "plan_id": plan.plan_id,
     }
     row["graph_nodes"] = sum(launches[stage] for stage, _ in unrolled(plan.program.schedule))
-    row["compile_seconds"] = dict(made.seconds)
     with Session(plan, stream=stream) as session:
         for name, value in inputs.items():
             session.set(name, value)
@@ -116,9 +115,9 @@ def rival(name: str, shape: pi05_torch.Shape, inductor: bool) -> dict[str, Any]:
 def contenders(quick: bool) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
     tuned = {c: pi05_torch.Shape(horizon=c) for c in (50, 10)}
     found: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-        ("frtc c50", lambda: ours(Shape(horizon=50), 48, long=not quick)),
-        ("frtc c10", lambda: ours(Shape(horizon=10), 48, long=False)),
-        ("frtc p200", lambda: ours(Shape(prompt=200, horizon=50), 48, long=False)),
+        ("frtc c50", lambda: ours(SHAPES[0], 48, long=not quick)),
+        ("frtc c10", lambda: ours(SHAPES[1], 48, long=False)),
+        ("frtc p200", lambda: ours(SHAPES[2], 48, long=False)),
         ("tuned bf16 c50", lambda: rival("torch tuned bf16, Inductor + graph", tuned[50], True)),
         ("tuned bf16 c10", lambda: rival("torch tuned bf16, Inductor + graph", tuned[10], True)),
     ]
@@ -136,6 +135,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rivals and no 10,000 replays")
     quick = parser.parse_args().quick
     torch._dynamo.config.cache_size_limit = 64
+    compile_seconds = {str(shape): seconds for shape, seconds in compile_side_by_side(SHAPES).items()}
     rows = []
     for label, measure in contenders(quick):
         rows.append(measure())
@@ -144,8 +144,10 @@ def main() -> int:
         torch.cuda.empty_cache()
     base, short, wide = (r["device_us"]["p50"] / 1e3 for r in rows[:3])
     bars = {
-        "p50 c50": base <= P50_BAR_MS,
-        "p50 c10": short <= P50_BAR_MS,
+        "p50 c50": base <= SHAPES = (Shape(horizon=50), Shape(horizon=10), Shape(prompt=200, horizon=50))
+P50_BAR_MS,
+        "p50 c10": short <= SHAPES = (Shape(horizon=50), Shape(horizon=10), Shape(prompt=200, horizon=50))
+P50_BAR_MS,
         "budget 200 costs": wide - base <= BUDGET_BAR_MS,
         "graph nodes": max(r["graph_nodes"] for r in rows[:3]) <= 2000,
     }
@@ -159,7 +161,7 @@ def main() -> int:
     }
     folder = Path(os.environ.get("OUT") or "bench/results")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpu_bench.json").write_text(json.dumps(about | {"bars": bars, "rows": rows}, indent=1) + "\n")
+    (folder / "gpu_bench.json").write_text(json.dumps(about | {"compile_seconds": compile_seconds, "bars": bars, "rows": rows}, indent=1) + "\n")
     print(json.dumps(bars, indent=1))
     return 0 if all(bars.values()) else 3
 
