@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import frtc
-from frtc import debug, selftest
+from frtc import debug, observation, selftest
 from frtc.codegen.build import Built, build
 from frtc.codegen.fusible import implements
 from frtc.codegen.write import write_plan
@@ -40,6 +40,7 @@ from frtc.runtime.emulator import Emulator
 from frtc.runtime.plan import Program
 from frtc.runtime.plan_file import open_plan
 from frtc.runtime.policy import Assumption, Policy
+from frtc.runtime.policy_steps import PolicySteps
 from frtc.trace import trace
 
 PRECISIONS = {"bf16": torch.bfloat16, "f32": torch.float32}
@@ -190,6 +191,9 @@ def compile(
     if settings.stop:
         raise UsageError("compile.stopped", f"stopped after pass {settings.stop}: no Plan was written")
     clock.lap("trace", report.passes)
+    if options.self_test:  # what its vectors start from must fit: they are made after minutes of work
+        steps = PolicySteps(policy, opened.files.tokenizer)
+        steps.prepare(observation.seeded(steps))
     built = build(module, target, families, done=lambda share: progress("compile kernels", share))
     clock.lap("kernels")
     debug.show_kernels(built, target, settings)
