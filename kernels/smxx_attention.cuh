@@ -11,14 +11,16 @@
 //   grid      (row tiles of BM = 16 WM, splits, B * HKV)     block  32 WM WN
 //   warps     WM groups of 16 rows times WN groups of BN / WN keys; the WN partial sums are added once, at the end
 //   smem      q tile, STAGES tiles of k and of v; at the end [WN, BM, DV] sums in fp32 in the same bytes
-//   kSplit    each of gridDim.y splits takes a run of key tiles and writes fp32 sums, maximum and weight to scratch;
-//             the one that arrives last at a row tile adds all of them, in their order: equal inputs, equal bits.
-//             `arrived` holds one counter for each row tile of each key head: zero before, zero after.
+//   kSplit    each of gridDim.y splits, or of as many as there are key tiles, takes a run of them and writes fp32 sums,
+//             maximum and weight to scratch; the one that arrives last at a row tile adds all of them, in their order:
+//             equal inputs, equal bits. `arrived` holds one counter for each row tile of each key head: zero before and
+//             after.
 //   rounding  scores, softmax and sums in fp32; probabilities are rounded to T for the second product; out once
 //   moves     q and out once, k and v once for each row tile (from L2): 2 HQ SQ SK (D + DV) FLOP on tensor cores
 //   tested    tests/kernels/test_smxx_attention.py
 #pragma once
 
+#include "attention_sums.cuh"
 #include "numeric.cuh"
 #include "ptx.cuh"
 
@@ -29,17 +31,18 @@
 
 namespace frtc {
 
-// Running maximum of a row that has seen no key. Finite, so that differences of two such are 0 and not NaN.
-constexpr float kNoKey = -1e30f;
-
-constexpr int round_up(int n, int step) {
-    return (n + step - 1) / step * step;
+constexpr int ceil_div(int n, int step) {
+    return (n + step - 1) / step;
 }
 
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+constexpr int round_up(int n, int step) {
+    return ceil_div(n, step) * step;
+}
+
+constexpr int power_of_two(int least) {
+    int n = 1;
+    while (n < least) n *= 2;
+    return n;
 }
 
 // Sizes of one instance, in elements. A pitch is an odd number of 16-byte chunks: ldmatrix's eight rows hit all banks.
@@ -73,23 +76,31 @@ struct KeyTiles {
         count = max(head + all - tail - (FRTC_SABOTAGE == 2), 0);
     }
     __device__ __forceinline__ int start(int i) const { return (i < head ? i : i - head + tail) * BN; }
-    __device__ __forceinline__ bool sees(int key) const { return key < end && (key < length || key >= resume); }
+    __device__ __forceinline__ bool sees(int key) const { return (key < end) & ((key < length) | (key >= resume)); }
     __device__ __forceinline__ bool sees_all(int first) const {
         return first + BN <= end && (first + BN <= length || first >= resume);
     }
 };
 
-// ROWS x COLS elements to shared memory, asynchronously. offset(row) is in elements from `from`, or negative: zeros.
-template <int ROWS, int COLS, int PITCH, int THREADS, typename T, typename Offset>
-__device__ __forceinline__ void load_rows(T* to, const T* from, Offset offset) {
-    constexpr int CHUNKS = COLS / 8;
-#pragma unroll 2  // more holds addresses in registers that the sums need
-    for (int chunk = threadIdx.x; chunk < ROWS * CHUNKS; chunk += THREADS) {
-        const int row = chunk / CHUNKS, col = chunk % CHUNKS * 8;
-        const i64 at = offset(row);
-        cp_async_16(shared_address(to + row * PITCH + col), at < 0 ? from : from + at + col, at < 0 ? 0 : 16);
+// How the block copies ROWS x COLS elements, 16 bytes a thread and step. A power of two of threads shares a row, those
+// beyond COLS / 8 idle: a thread keeps its columns, and its rows are a constant apart. Addresses must cost next to
+// nothing: one warp on each quarter of an SM hides no arithmetic.
+template <int ROWS, int COLS, int THREADS>
+struct RowCopy {
+    static constexpr int CHUNKS = COLS / 8, LANES = power_of_two(CHUNKS), STEP = THREADS / LANES;
+
+    __device__ __forceinline__ static int row() { return threadIdx.x / LANES; }
+    __device__ __forceinline__ static int col() { return threadIdx.x % LANES * 8; }
+
+    // copy(skip) for each of this thread's rows, row() + skip
+    template <int UNROLL, typename Copy>
+    __device__ __forceinline__ static void each(Copy copy) {
+        if (CHUNKS < LANES && col() >= COLS) return;
+#pragma unroll UNROLL
+        for (int i = 0; i < ceil_div(ROWS, STEP); ++i)
+            if (ROWS % STEP == 0 || row() + i * STEP < ROWS) copy(i * STEP);
     }
-}
+};
 
 // Zeros in columns D.. of the rows of q and k, where D is not a multiple of 16. No load touches them later.
 template <typename Tile, typename T>
@@ -136,7 +147,7 @@ __device__ __forceinline__ void hide(float (&s)[N_TILES][4], u32 (&keep)[N_TILES
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int key = first + n * 8 + e % 2, r = e / 2;
-            bool sees = keys.sees(key) && key <= rows.last[r];
+            bool sees = keys.sees(key) & (key <= rows.last[r]);
             if constexpr (kMask) sees = sees && rows.mask[r][key * rows.mask_step] != 0;
             if (!sees) s[n][e] = __int_as_float(0xff800000);  // -inf
             if (sees) seen |= e % 2 ? 0xffff0000u : 0x0000ffffu;
@@ -198,71 +209,6 @@ __device__ __forceinline__ void add_values(float (&o)[Tile::O_TILES][4], const f
     }
 }
 
-// Sums, maximum (in log2 units) and weight of every warp to shared memory, for the block's final addition.
-template <typename Tile>
-__device__ __forceinline__ void stage_sums(float* sums, float2* stats, const float (&o)[Tile::O_TILES][4],
-                                           const float (&top)[2], const float (&weight)[2], float scale) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int row = warp / Tile::WM * Tile::BM + warp % Tile::WM * 16 + lane / 4;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int n = 0; n < Tile::O_TILES; ++n)
-            *reinterpret_cast<float2*>(sums + (row + 8 * r) * Tile::O_PITCH + n * 8 + lane % 4 * 2) =
-                make_float2(o[n][2 * r], o[n][2 * r + 1]);
-        const float total = warp_sum<4>(weight[r]);
-        if (lane % 4 == 0) stats[row + 8 * r] = make_float2(top[r] * scale, total);
-    }
-}
-
-// What each of `count` partial sums of one row counts in their total: shares[i * BM], from (maximum, weight) at
-// stats[i * step]. Returns the total's (maximum, weight). kMean: the shares are divided by that weight, or all zero.
-template <int BM, bool kMean>
-__device__ __forceinline__ float2 find_shares(float* shares, const float2* stats, i64 step, int count) {
-    float top = kNoKey, weight = 0.0f;
-#pragma unroll 8
-    for (int i = 0; i < count; ++i) top = fmaxf(top, stats[i * step].x);
-#pragma unroll 8
-    for (int i = 0; i < count; ++i) weight += exp2_fast(stats[i * step].x - top) * stats[i * step].y;
-    const float factor = !kMean ? 1.0f : weight > 0.0f ? 1.0f / weight : 0.0f;
-#pragma unroll 8
-    for (int i = 0; i < count; ++i) shares[i * BM] = factor * exp2_fast(stats[i * step].x - top);
-    return make_float2(top, weight);
-}
-
-// For each of the first `rows` rows of the tile and each 8 columns: store(row, col, sum over i of share i * partial i).
-// Partial sums are rows of `pitch` elements, `step` elements from one partial to the next.
-template <typename Tile, typename Store>
-__device__ __forceinline__ void add_partials(const float* sums, int pitch, i64 step, const float* shares, int count,
-                                             int rows, Store store) {
-    constexpr int CHUNKS = Tile::DV / 8;
-    for (int i = threadIdx.x; i < min(Tile::BM, rows) * CHUNKS; i += Tile::THREADS) {
-        const int row = i / CHUNKS, col = i % CHUNKS * 8;
-        float total[8] = {};
-#pragma unroll 8
-        for (int p = 0; p < count; ++p) {
-            const float share = shares[p * Tile::BM + row];
-            float part[8];
-            load_f32(part, sums + p * step + row * pitch + col);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) total[j] += share * part[j];
-        }
-        store(row, col, total);
-    }
-}
-
-// Whether this block is the last of `blocks` to come here with what it wrote to global memory; then the counter is zero
-// again. `flag` is in dynamic shared memory: the largest tiles leave no byte for a static variable.
-__device__ __forceinline__ bool last_to_arrive(u32* counter, u32 blocks, u32* flag) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        *flag = atomic_add_acq_rel(counter, 1) + 1 == blocks;
-        if (*flag) *counter = 0;
-    }
-    __syncthreads();
-    return *flag;
-}
-
 // Where one block works.
 template <typename Tile>
 struct BlockPlace {
@@ -293,9 +239,34 @@ __device__ __forceinline__ RowView rows_of_lane(const BlockPlace<Tile>& at, int 
 
 // BN rows of k or v from key `start` on; hidden ones become zeros. One cp.async group.
 template <int COLS, int PITCH, int THREADS, typename T, int BN>
-__device__ __forceinline__ void load_keys(T* to, const T* from, i64 row_step, const KeyTiles<BN>& keys, int start) {
-    load_rows<BN, COLS, PITCH, THREADS>(
-        to, from, [&](int row) -> i64 { return keys.sees(start + row) ? (start + row) * row_step : -1; });
+__device__ __forceinline__ void load_keys(T* to, const T* from, int row_step, const KeyTiles<BN>& keys, int start) {
+    using Rows = RowCopy<BN, COLS, THREADS>;
+    const int key = start + Rows::row(), row_bytes = row_step * 2;
+    const char* const mine = reinterpret_cast<const char*>(from + Rows::col()) + static_cast<i64>(key) * row_bytes;
+    const u32 dst = shared_address(to + Rows::row() * PITCH + Rows::col());
+    if (keys.sees_all(start)) {
+        Rows::template each<64>([&](int skip) {
+            cp_async_16(dst + skip * PITCH * 2, mine + static_cast<i64>(skip) * row_bytes);
+        });
+    } else {
+        Rows::template each<4>([&](int skip) {
+            const bool sees = keys.sees(key + skip);
+            const char* const row = mine + static_cast<i64>(skip) * row_bytes;
+            cp_async_16(dst + skip * PITCH * 2, sees ? row : reinterpret_cast<const char*>(from), sees ? 16 : 0);
+        });
+    }
+    cp_async_commit();
+}
+
+// The rows of q that the block works on; beyond the last one, that one again: nobody asks for its result.
+template <typename Tile, typename T>
+__device__ __forceinline__ void load_queries(T* to, const T* q, i64 q_head, i64 q_row, const BlockPlace<Tile>& at) {
+    using Rows = RowCopy<Tile::BM, Tile::D, Tile::THREADS>;
+    const u32 dst = shared_address(to + Rows::row() * Tile::K_PITCH + Rows::col());
+    Rows::template each<4>([&](int skip) {
+        const int m = min(at.row0 + Rows::row() + skip, at.rows - 1);
+        cp_async_16(dst + skip * Tile::K_PITCH * 2, q + at.query_head(m) * q_head + at.query(m) * q_row + Rows::col());
+    });
     cp_async_commit();
 }
 
@@ -317,7 +288,7 @@ struct FragmentAddress {
 // below it are hidden from a row by the hole or the mask operand only.
 template <typename T, typename Tile, bool kMask>
 __device__ __forceinline__ void attend(float (&o)[Tile::O_TILES][4], float (&top)[2], float (&weight)[2], T* q_tile,
-                                       const T* k, i64 k_row, const T* v, i64 v_row, const KeyTiles<Tile::BN>& keys,
+                                       const T* k, int k_row, const T* v, int v_row, const KeyTiles<Tile::BN>& keys,
                                        int first, int last, int full_end, const RowView& view,
                                        const BlockPlace<Tile>& at, float scale) {
     T* const k_tile = q_tile + Tile::Q_SIZE;
@@ -358,45 +329,45 @@ __device__ __forceinline__ void attend(float (&o)[Tile::O_TILES][4], float (&top
     }
 }
 
-// The sums of all warps and, where split, of all splits, divided by their weight, rounded once.
+// The sums of all warps and, where split, of all `runs` splits that have keys, divided by their weight, rounded once.
 template <typename Tile, bool kSplit, typename TOut>
 __device__ __forceinline__ void finish(unsigned char* smem, const float (&o)[Tile::O_TILES][4], const float (&top)[2],
-                                       const float (&weight)[2], const BlockPlace<Tile>& at, float scale, TOut* out,
-                                       i64 out_head, i64 out_row, float* part_sums, float2* part_stats, u32* arrived) {
+                                       const float (&weight)[2], const BlockPlace<Tile>& at, int runs, float scale,
+                                       TOut* out, i64 out_head, i64 out_row, float* part_sums, float2* part_stats,
+                                       u32* arrived) {
     constexpr int BM = Tile::BM, WN = Tile::WN, DV = Tile::DV;
+    constexpr int OWN = WN == 1 ? 8 : 4;  // a thread's results at once: 8 or 16 loads from shared memory
     float* const sums = reinterpret_cast<float*>(smem);
     float2* const stats = reinterpret_cast<float2*>(sums + WN * BM * Tile::O_PITCH);
     float* const shares = reinterpret_cast<float*>(stats + WN * BM);
-    const int rows = at.rows - at.row0, row = threadIdx.x, splits = gridDim.y;
+    i64* const places = reinterpret_cast<i64*>(shares + WN * BM);  // of the rows in `out`
+    const int rows = at.rows - at.row0, row = threadIdx.x;
+    const bool whole = !kSplit || runs == 1;
     const i64 part_step = static_cast<i64>(gridDim.z) * at.rows;  // rows of one split
     const i64 part0 = static_cast<i64>(blockIdx.z) * at.rows + at.row0;
     const i64 part = blockIdx.y * part_step + part0;
-    const auto to_out = [&](int r, int col, const float(&total)[8]) {
-        const int m = at.row0 + r;
-        store_f32(out + at.query_head(m) * out_head + at.query(m) * out_row + col, total);
-    };
-    const auto to_part = [&](int r, int col, const float(&total)[8]) {
-        store_f32(part_sums + (part + r) * DV + col, total);
-    };
+    const auto in_out = [&](int r, int col) { return out + places[r] + col; };
+    const auto in_part = [&](int r, int col) { return part_sums + (part + r) * DV + col; };
 
     __syncthreads();  // all tiles are read; their bytes now hold the sums
     stage_sums<Tile>(sums, stats, o, top, weight, scale);
     __syncthreads();
     if (row < BM) {
-        const float2 all = find_shares<BM, !kSplit>(shares + row, stats + row, BM, WN);
-        if (kSplit && row < rows) part_stats[part + row] = all;
+        const float2 all = find_shares<BM, WN>(shares + row, stats + row, whole);
+        if (!whole && row < rows) part_stats[part + row] = all;
+        places[row] = at.query_head(at.row0 + row) * out_head + at.query(at.row0 + row) * out_row;
     }
     __syncthreads();
-    if constexpr (!kSplit) {
-        add_partials<Tile>(sums, Tile::O_PITCH, BM * Tile::O_PITCH, shares, WN, rows, to_out);
-    } else {
-        add_partials<Tile>(sums, Tile::O_PITCH, BM * Tile::O_PITCH, shares, WN, rows, to_part);
+    if (whole) return add_partials<Tile, WN, OWN>(sums, Tile::O_PITCH, BM * Tile::O_PITCH, shares, WN, rows, in_out);
+    if constexpr (kSplit) {
+        add_partials<Tile, WN, OWN>(sums, Tile::O_PITCH, BM * Tile::O_PITCH, shares, WN, rows, in_part);
         u32* const flag = reinterpret_cast<u32*>(stats);
-        if (!last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, splits, flag)) return;
+        if (!last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, runs, flag)) return;
         float* const split_shares = sums;  // the block's own sums are done with
-        if (row < min(BM, rows)) find_shares<BM, true>(split_shares + row, part_stats + part0 + row, part_step, splits);
+        find_split_shares<Tile, 4>(split_shares, part_stats + part0, part_step, runs, rows);
         __syncthreads();
-        add_partials<Tile>(part_sums + part0 * DV, DV, part_step * DV, split_shares, splits, rows, to_out);
+        constexpr int ITEMS = ceil_div(DV, 32);  // with 4 ways the loads fit in the registers of the sums
+        add_partials<Tile, 4, ITEMS>(part_sums + part0 * DV, DV, part_step * DV, split_shares, runs, rows, in_out);
     }
 }
 
@@ -417,11 +388,7 @@ smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __rest
     const BlockPlace<Tile> at{heads_kv, group, group * sq};
     const int valid = length ? *length : sk;  // first of all: no key can be asked for before it is known
 
-    load_rows<Tile::BM, D, Tile::K_PITCH, Tile::THREADS>(q_tile, q + at.batch * q_batch, [&](int row) -> i64 {
-        const int m = at.row0 + row;
-        return m < at.rows ? at.query_head(m) * q_head + at.query(m) * q_row : -1;
-    });
-    cp_async_commit();
+    load_queries(q_tile, q + at.batch * q_batch, q_head, q_row, at);
     clear_padding<Tile>(q_tile);
 
     // Past the last key that the tile's last query sees nothing is read.
@@ -432,14 +399,16 @@ smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __rest
     const RowView view = rows_of_lane(at, sk, causal, shift, mask + at.batch * mask_batch, mask_head, mask_row,  //
                                       mask_key);
 
-    const int split = blockIdx.y, splits = gridDim.y;
+    // Where there are fewer tiles than splits the last splits have nothing to say, and nobody waits for them.
+    const int split = blockIdx.y, runs = kSplit ? max(1, min(keys.count, static_cast<int>(gridDim.y))) : 1;
+    if (kSplit && split >= runs) return cp_async_wait<0>();
     float o[Tile::O_TILES][4] = {}, top[2] = {kNoKey, kNoKey}, weight[2] = {};
-    attend<T, Tile, kMask>(o, top, weight, q_tile, k + at.batch * k_batch + at.head * k_head, k_row,
-                           v + at.batch * v_batch + at.head * v_head, v_row, keys, split * keys.count / splits,
-                           (split + 1) * keys.count / splits, full_end, view, at, scale);
+    attend<T, Tile, kMask>(o, top, weight, q_tile, k + at.batch * k_batch + at.head * k_head, static_cast<int>(k_row),
+                           v + at.batch * v_batch + at.head * v_head, static_cast<int>(v_row), keys,
+                           split * keys.count / runs, (split + 1) * keys.count / runs, full_end, view, at, scale);
     cp_async_wait<0>();  // where there was no key, the queries may still be on their way into bytes used again below
-    finish<Tile, kSplit>(smem, o, top, weight, at, scale, out + at.batch * out_batch, out_head, out_row, part_sums,
-                         part_stats, arrived);
+    finish<Tile, kSplit>(smem, o, top, weight, at, runs, scale, out + at.batch * out_batch, out_head, out_row,
+                         part_sums, part_stats, arrived);
 }
 
 }  // namespace frtc

@@ -128,6 +128,8 @@ REFUSED = [
      "the last axis of k is not contiguous"),
     (changed(STEP.site, 2, Operand("bf16", (1, 1, 610, 256), (157380, 157380, 258, 1))),
      "rows of v with strides [157380, 157380, 258, 1] are not 16-byte aligned"),
+    (changed(STEP.site, 1, Operand("bf16", (1, 1, 610, 256), (0, 0, 1 << 30, 1))),
+     "rows of k are 1073741824 elements apart: the kernel counts them in 32-bit bytes"),
     (self_site(70000, 1, 1, 16), "70000 batches times key heads: the grid allows 65535"),
 ]  # fmt: skip
 
