@@ -140,6 +140,16 @@ def test_few_rows_spread_over_the_device_and_many_rows_use_large_tiles() -> None
     assert cheapest(gated(968, 16384, 2048), hopper).bm == 128
 
 
+def test_rows_that_may_not_be_read_count_half() -> None:
+    """A tile in one wave takes as long for fewer rows; split K does not."""
+    hopper, site = TARGETS["hopper"], linear(712, 2048, 16384, residual="bf16")
+    assert cheapest(site, hopper).splits == 1
+    assert cheapest(limited(site), hopper).splits > 1
+    for m in (560, 712):  # as before where all rows are read and the prompt fits its budget
+        same = gated(m, 16384, 2048)
+        assert cheapest(limited(same), hopper) == cheapest(same, hopper)
+
+
 def jobs_of_every_tile(target: Target, registers: int) -> dict[str, Job]:
     """Tiles that need at least so many registers, with the epilogue that needs most, with and without split K."""
     found: dict[str, Job] = {}
