@@ -1,4 +1,4 @@
-"""The whole path on a laptop: a small checkpoint in openpi's layout, Plans for two GPUs, and actions from the CPU's emulator.
+"""The whole path on a laptop: a small checkpoint, Plans for two GPUs, actions from the CPU's emulator.
 
     python examples/demo.py -o out/demo            # make demo
 

@@ -38,7 +38,7 @@ def show(result: Result, as_json: bool) -> int:
     else:
         print(result.text)
         if result.failure:
-            print(result.failure, file=sys.stderr)
+            print(error_text(result.failure), file=sys.stderr)
     return result.exit_code
 
 
@@ -47,8 +47,15 @@ def show_error(error: FrtcError, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"error": error_data(error)}, indent=1))
     else:
-        print(error, file=sys.stderr)
+        print(error_text(error), file=sys.stderr)
     return error.exit_code
+
+
+def error_text(error: FrtcError) -> str:
+    """The error with the place in the documentation that explains its code."""
+    labels = [label for label, _ in error.rows] + (["hint"] if error.hint else [])
+    width = max(map(len, [*labels, "more"])) if labels else len("more")
+    return f"{error}\n  {'more':<{width}}  docs/errors.md#{error.code}"
 
 
 def error_data(error: FrtcError) -> dict[str, Any]:

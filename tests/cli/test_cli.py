@@ -60,7 +60,7 @@ def test_models(capsys: Capture) -> None:
     evidence = {t["name"]: t["evidence"] for t in said["targets"]}
     assert {k for k, v in evidence.items() if v == "run on hardware"} == {"hopper"}
     assert set(evidence) >= {"thor", "rtx5090", "rtx4090", "orin", "a100"}
-    assert [m["name"] for m in said["models"]][0] == "pi05"
+    assert said["models"][0]["name"] == "pi05"
 
 
 def test_doctor(capsys: Capture) -> None:

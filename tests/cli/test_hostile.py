@@ -85,7 +85,9 @@ def constant(data: Any) -> None:
 
 def index_without_shard(folder: Path) -> None:
     names = read_header(folder / "model.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, "a.safetensors")}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(names, "a.safetensors")})
+    )
 
 
 CHECKPOINTS: dict[str, tuple[Edit, int, str]] = {
@@ -240,9 +242,7 @@ def compile_to(capsys: Capture, demo: Demo, out: Path) -> Said:
     return call(capsys, "compile", demo.checkpoint, "--arch", "thor", "-o", out)
 
 
-def test_disk_full_while_writing(
-    demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_full_while_writing(demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """ENOSPC in the middle of the weights: the old Plan stays, nothing else does."""
     out, writes = tmp_path / "x.plan", 0
 

@@ -54,7 +54,7 @@ def test_locations_are_left_as_they_were(whole: tuple[int, list[str], list[str],
 
 def test_a_norm_is_told_by_its_rule(whole: tuple[int, list[str], list[str], Explanation]) -> None:
     nodes = whole[3].nodes
-    squares = [f for f in nodes if f.op == "pow" and "gemma.py" in f.loc or f.op == "rsqrt" and "gemma.py" in f.loc]
+    squares = [f for f in nodes if (f.op == "pow" and "gemma.py" in f.loc) or (f.op == "rsqrt" and "gemma.py" in f.loc)]
     assert squares and all(f.outcome == "fused" and "norm" in " ".join(f.rules) for f in squares)
 
 

@@ -27,7 +27,12 @@ class Toy(nn.Module):
 
 def stages(c, dtype, velocity):
     with torch.device("meta"):
-        shapes = ((c["views"], 64, 64, 3), torch.uint8), ((32,), torch.int32), ((), torch.int32), ((8, 32), torch.float32)
+        shapes = (
+            ((c["views"], 64, 64, 3), torch.uint8),
+            ((32,), torch.int32),
+            ((), torch.int32),
+            ((8, 32), torch.float32),
+        )
         args = tuple(torch.empty(shape, dtype=dtype) for shape, dtype in shapes)
         return {"act": Stage("act", Toy(c).eval(), "", args, INPUTS, ("x",))}
 
@@ -35,7 +40,7 @@ def stages(c, dtype, velocity):
 FAMILY = replace(PI05, name="toy", state_in_prompt=False)
 MODEL = Model(
     "toy", "Toy", lambda names: "toy.out.weight" in names,
-    lambda checkpoint, choices: ({"views": choices["views"], "width": checkpoint.tensors["toy.out.weight"].shape[1]}, ()),
+    lambda ck, choices: ({"views": choices["views"], "width": ck.tensors["toy.out.weight"].shape[1]}, ()),
     dict, Toy, stages, lambda c: Schedule(INPUTS, (Run("act"),), {"actions": "x"}),
     lambda checkpoint, c: NAMES.resolve(checkpoint, shapes_of(Toy(c)), "toy"),
 )  # fmt: skip
