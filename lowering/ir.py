@@ -1,8 +1,8 @@
 """The IR: typed, SSA, immutable, interned.
 
-A Graph computes named results from named inputs. A Module is a set of graphs (programs, with shape variants), the
-expressions that make its weights from checkpoint tensors, and a schedule. Types carry an optional scale, so that FP8, MX
-and NVFP4 are instances of one type. States are values that outlive a run: `write` returns the next version of a state,
+A Graph computes named results from named inputs. A Module is a set of graphs (programs, with variants), the
+expressions that make its weights from checkpoint tensors, and a schedule. Types carry an optional scale, so that FP8,
+MX and NVFP4 are instances of one type. States are values that outlive a run: `write` returns the next version of a state,
 and the chain of versions orders all reads and writes.
 
 Nodes are interned: equal means identical, so common subexpressions vanish as they are built. `loc` is not part of it.
@@ -76,7 +76,7 @@ CONST_LEAVES = frozenset({"const", "weight", "tensor"})
 
 
 class Node:
-    """One value: op, operands (None where an optional one is absent), attributes, type. Built by the ops, never directly.
+    """One value: op, operands (None where an optional one is absent), attributes, type. Built by the ops.
 
     is_const is true when the value depends on nothing but literals and checkpoint tensors.
     """
@@ -132,6 +132,14 @@ def make(op: str, args: Iterable[Node | None], attrs: Mapping[str, Attr], type: 
         node.is_const = op in CONST_LEAVES or (op != "state" and op != "input" and all(a.is_const for a in inputs))
         _interned[key] = node
     return node
+
+
+def forget() -> None:
+    """Start a scope of interning: nodes made from here on share nothing with older ones, not even their `loc`.
+
+    A compilation starts with this, so that what it writes does not depend on what the process traced before.
+    """
+    _interned.clear()
 
 
 def input_(name: str, type: Type) -> Node:

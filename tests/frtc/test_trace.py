@@ -1,0 +1,24 @@
+"""A trace does not depend on what the process traced before."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from frtc.lowering.ir import Type, input_, weight
+from frtc.lowering.ops import linear
+from frtc.models.stages import Run, Schedule, Stage
+from frtc.trace import trace
+
+
+def test_locations_are_this_models_own() -> None:
+    """Nodes are interned and keep their first location; an equal node of an earlier trace must not lend its own."""
+    x, w = input_("x", Type("f32", (3, 8))), weight("s.weight", Type("f32", (4, 8)))
+    earlier = linear(x, w, loc="elsewhere other.py:1")
+    with torch.device("meta"):
+        stage = Stage("s", nn.Linear(8, 4, bias=False).eval(), "s", (torch.empty(3, 8),), ("x",), ("y",))
+    schedule = Schedule(("x",), (Run("s"),), {"y": "y"})
+    module = trace("m", {"s": stage}, schedule, {"s.weight": ("w", Type("f32", (4, 8)))})
+    ((_, traced),) = module.graph("s").outputs
+    assert (traced.op, traced.type) == (earlier.op, earlier.type)
+    assert "other.py" not in traced.loc and traced.loc
