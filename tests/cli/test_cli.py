@@ -15,6 +15,7 @@ import pytest
 import frtc
 from frtc import cli
 from frtc.console import Progress, size
+from frtc.models.synthetic import write_checkpoint
 from frtc.runtime.plan_file import open_plan
 from frtc.runtime.timing import Timing
 from tests.cli.face import call
@@ -44,6 +45,16 @@ def test_compile_says_what_was_assumed(demo: Demo) -> None:
     for name in ("cameras", "actions", "state_in_prompt", "steps"):
         assert f"\n  {name}" in demo.text.partition("ASSUMED")[2]
     assert "compiles, not run" in demo.text and "run on hardware" in demo.text
+
+
+def test_bare_compile_of_lerobot_s_layout(capsys: Capture, tmp_path: Path) -> None:
+    """Its files prove everything: nothing is assumed, cameras have the robot's names."""
+    write_checkpoint(tmp_path / "ck", "lerobot", "tiny")
+    out = tmp_path / "pi05.plan"
+    report = call(capsys, "compile", tmp_path / "ck", "--arch", "thor", "-o", out, "--json").json()
+    assert report["assumed"] == [] and ["origin", "lerobot-0.6", "config.json: use_relative_actions"] in report["facts"]
+    said = call(capsys, "run", out, "--device", "cpu", "--image", "top=" + str(ROOT / "examples/frames/top.png"))
+    assert said.code == 0 and "assumed" not in said.out + said.err
 
 
 def test_overview_and_help(capsys: Capture) -> None:

@@ -100,4 +100,4 @@ def test_a_target_and_an_op_by_the_book(copy: Path) -> None:
     assert "l40s" in listed.stdout and "sm_89" in listed.stdout, listed.stderr
     chosen = ("tests/lowering/test_text.py", "-k", "softsign or every_op_is_here")
     tested = python(copy, "-m", "pytest", "-v", "-p", "no:cacheprovider", *chosen)
-    assert tested.returncode == 0 and "test_round_trip_of_every_op[softsign] PASSED" in tested.stdout, tested.stdout
+    assert tested.returncode == 0 and "2 passed" in tested.stdout, tested.stdout
