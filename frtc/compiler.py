@@ -167,6 +167,7 @@ def optimise(
     return module, policy, report
 
 
+@fresh_nodes()
 def compile(
     checkpoint: str | Path,
     arch: str,
@@ -191,9 +192,8 @@ def compile(
     if settings.stop:
         raise UsageError("compile.stopped", f"stopped after pass {settings.stop}: no Plan was written")
     clock.lap("trace", report.passes)
-    if options.self_test:  # what its vectors start from must fit: they are made after minutes of work
-        steps = PolicySteps(policy, opened.files.tokenizer)
-        steps.prepare(observation.seeded(steps))
+    if options.self_test:
+        _require_room(policy, opened.files.tokenizer)
     built = build(module, target, families, done=lambda share: progress("compile kernels", share))
     clock.lap("kernels")
     debug.show_kernels(built, target, settings)
@@ -204,14 +204,19 @@ def compile(
         facts = {"frtc": frtc.__version__, "source": source_of(opened), "options": options_json(options)}
         return facts | ({"self_test": _self_test(written, module, built, progress)} if options.self_test else {})
 
-    blobs = {"tokenizer": opened.files.tokenizer}
-    written = _bytes_written(program, progress)
+    blobs, written = {"tokenizer": opened.files.tokenizer}, _bytes_written(program, progress)
     plan_id = write_plan(out, built, program, opened.checkpoint.read, blobs, evidence, written)
     clock.lap("self-test" if options.self_test else "finish")
     costs = {name: sum(c.choice.cost_us for c in calls) for name, calls in built.emitted.items()}
     return CompileReport.of(
         out, plan_id, opened.model.title, opened.facts, policy, program, costs, report.fired, clock.seconds
     )
+
+
+def _require_room(policy: Policy, tokenizer: bytes) -> None:
+    """The self-test's observation fits the policy; its vectors are made only after minutes of work."""
+    steps = PolicySteps(policy, tokenizer)
+    steps.prepare(observation.seeded(steps))
 
 
 def _require_folder(out: Path) -> None:
