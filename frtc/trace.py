@@ -12,7 +12,7 @@ import numpy as np
 
 from frtc.lowering import ops
 from frtc.lowering.from_torch import lower
-from frtc.lowering.ir import Graph, Let, Module, Node, Repeat, Run, Step, Type, forget, input_, rebuild, tensor
+from frtc.lowering.ir import Graph, Let, Module, Node, Repeat, Run, Step, Type, input_, rebuild, tensor
 from frtc.models import stages as model_stages
 from frtc.models.stages import Schedule, Stage
 
@@ -31,7 +31,6 @@ def trace(
     tensors    parameter -> (key in the checkpoint, type it is stored in); the weight is in the module's type
     progress   called with each stage's name before it is traced
     """
-    forget()
     graphs = []
     for stage in stages.values():
         progress(stage.name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,12 +135,18 @@ def make(op: str, args: Iterable[Node | None], attrs: Mapping[str, Attr], type: 
     return node
 
 
-def forget() -> None:
-    """Start a scope of interning: nodes made from here on share nothing with older ones, not even their `loc`.
+@contextmanager
+def fresh_nodes() -> Iterator[None]:
+    """Intern in a table of its own: nodes made inside share nothing with those outside, not even their `loc`.
 
-    A compilation starts with this, so that what it writes does not depend on what the process traced before.
+    A compilation runs inside one, so that what it writes does not depend on what the process traced before.
     """
-    _interned.clear()
+    global _interned
+    outside, _interned = _interned, weakref.WeakValueDictionary()
+    try:
+        yield
+    finally:
+        _interned = outside
 
 
 def input_(name: str, type: Type) -> Node:

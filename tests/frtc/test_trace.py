@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from frtc.lowering.ir import Type, input_, weight
+from frtc.lowering.ir import Type, fresh_nodes, input_, weight
 from frtc.lowering.ops import linear
 from frtc.models.stages import Run, Schedule, Stage
 from frtc.trace import trace
@@ -18,7 +18,9 @@ def test_locations_are_this_models_own() -> None:
     with torch.device("meta"):
         stage = Stage("s", nn.Linear(8, 4, bias=False).eval(), "s", (torch.empty(3, 8),), ("x",), ("y",))
     schedule = Schedule(("x",), (Run("s"),), {"y": "y"})
-    module = trace("m", {"s": stage}, schedule, {"s.weight": ("w", Type("f32", (4, 8)))})
+    with fresh_nodes():
+        module = trace("m", {"s": stage}, schedule, {"s.weight": ("w", Type("f32", (4, 8)))})
     ((_, traced),) = module.graph("s").outputs
     assert (traced.op, traced.type) == (earlier.op, earlier.type)
     assert "other.py" not in traced.loc and traced.loc
+    assert linear(x, w) is earlier
