@@ -24,7 +24,7 @@ from frtc.codegen.write import write_plan
 from frtc.console import size
 from frtc.errors import EnvironmentFault, UsageError, nearest
 from frtc.kernels.targets import Target, load_targets
-from frtc.lowering.ir import Module, Type
+from frtc.lowering.ir import Module, Type, fresh_nodes
 from frtc.models import detect, load_families
 from frtc.models.checkpoint import Checkpoint, open_checkpoint
 from frtc.models.evidence import Fact

@@ -2,7 +2,7 @@
 
 A Graph computes named results from named inputs. A Module is a set of graphs (programs, with variants), the
 expressions that make its weights from checkpoint tensors, and a schedule. Types carry an optional scale, so that FP8,
-MX and NVFP4 are instances of one type. States are values that outlive a run: `write` returns the next version of a state,
+MX and NVFP4 are instances of one type. States are values that outlive a run: `write` returns the next version of one,
 and the chain of versions orders all reads and writes.
 
 Nodes are interned: equal means identical, so common subexpressions vanish as they are built. `loc` is not part of it.

@@ -1,5 +1,5 @@
 """The op table. The body of each function is the type rule; its docstring is the definition that the reference in
-kernels/reference computes. Float arithmetic is in fp32 on operands in their storage type, and the result is rounded once
+kernels/reference computes. Float arithmetic is in fp32 on operands in their storage type; the result is rounded once
 to its own type; a rounding inside an op is named by an attribute ("f32": none).
 
 Axes are negative (counted from the last), so that leading batch dimensions never change an attribute.
@@ -625,7 +625,7 @@ def rope(x: Type, cos: Type, sin: Type, *, pairing: str = "half", dtype: str | N
 def rope_qkv(
     x: Type, cos: Type, sin: Type, *, heads: int, kv_heads: int, pairing: str = "half", dtype: str | None = None
 ) -> AnyType:
-    """q [heads, S, D], k and v [kv_heads, S, D] out of one projection x [S, (heads + 2 kv_heads) D]; q, k are rotated"""
+    """q [heads, S, D], k and v [kv_heads, S, D] out of a projection x [S, (heads + 2 kv_heads) D]; q, k are rotated"""
     groups = heads + 2 * kv_heads
     require(x.rank == 2 and x.shape[1] % groups == 0, f"x {x} does not hold {groups} heads")
     rows, size = x.shape[0], x.shape[1] // groups
