@@ -21,7 +21,7 @@ from frtc.compiler import (
 from frtc.console import Progress, Result, table
 from frtc.errors import FrtcError
 from frtc.explain import OUTCOMES, Chosen, Explanation, Fate, explain
-from frtc.lowering.ir import Graph, Module, Run, tensor, walk
+from frtc.lowering.ir import Graph, Module, Run, fresh_nodes, tensor, walk
 from frtc.lowering.text import parse, parse_module
 from frtc.options import add_policy_options, policy_options, sizes
 from frtc.passes.standard import pipeline
@@ -39,6 +39,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_policy_options(parser)
 
 
+@fresh_nodes()
 def run(args: argparse.Namespace) -> Result:
     target, progress = target_named(args.arch), Progress()
     families = families_for(target, args.family)
