@@ -207,10 +207,13 @@ def compile(
     blobs, written = {"tokenizer": opened.files.tokenizer}, _bytes_written(program, progress)
     plan_id = write_plan(out, built, program, opened.checkpoint.read, blobs, evidence, written)
     clock.lap("self-test" if options.self_test else "finish")
-    costs = {name: sum(c.choice.cost_us for c in calls) for name, calls in built.emitted.items()}
-    return CompileReport.of(
-        out, plan_id, opened.model.title, opened.facts, policy, program, costs, report.fired, clock.seconds
-    )
+    about = (opened.model.title, opened.facts, policy, program, costs_of(built), report.fired, clock.seconds)
+    return CompileReport.of(out, plan_id, *about)
+
+
+def costs_of(built: Built) -> dict[str, float]:
+    """Microseconds of each program by the cost model."""
+    return {name: sum(c.choice.cost_us for c in calls) for name, calls in built.emitted.items()}
 
 
 def _require_room(policy: Policy, tokenizer: bytes) -> None:
