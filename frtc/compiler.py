@@ -204,8 +204,8 @@ def compile(
         facts = {"frtc": frtc.__version__, "source": source_of(opened), "options": options_json(options)}
         return facts | ({"self_test": _self_test(written, module, built, progress)} if options.self_test else {})
 
-    blobs, written = {"tokenizer": opened.files.tokenizer}, _bytes_written(program, progress)
-    plan_id = write_plan(out, built, program, opened.checkpoint.read, blobs, evidence, written)
+    tensors, blobs = opened.checkpoint.read, {"tokenizer": opened.files.tokenizer}
+    plan_id = write_plan(out, built, program, tensors, blobs, evidence, _bytes_written(program, progress))
     clock.lap("self-test" if options.self_test else "finish")
     about = (opened.model.title, opened.facts, policy, program, costs_of(built), report.fired, clock.seconds)
     return CompileReport.of(out, plan_id, *about)
