@@ -192,8 +192,7 @@ def compile(
     if settings.stop:
         raise UsageError("compile.stopped", f"stopped after pass {settings.stop}: no Plan was written")
     clock.lap("trace", report.passes)
-    if options.self_test:
-        _require_room(policy, opened.files.tokenizer)
+    _require_room(policy, opened.files.tokenizer)
     built = build(module, target, families, done=lambda share: progress("compile kernels", share))
     clock.lap("kernels")
     debug.show_kernels(built, target, settings)
@@ -217,7 +216,7 @@ def costs_of(built: Built) -> dict[str, float]:
 
 
 def _require_room(policy: Policy, tokenizer: bytes) -> None:
-    """The self-test's observation fits the policy; its vectors are made only after minutes of work."""
+    """A short prompt fits, with the state in it where the policy writes it there; found out before minutes of work."""
     steps = PolicySteps(policy, tokenizer)
     steps.prepare(observation.seeded(steps))
 
