@@ -1,9 +1,7 @@
 """A module built without the CUDA compiler and run by the emulator: what its Plan would compute, on the CPU.
 
-    running = Emulated(module, tensors, inputs)        # stale scratch memory reads as NaN
-    results = running.inference()                      # every named result of every program, as its last run left it
-
-The same class is a runner for tests/truth: whatever the interpreter is asked there, it can be asked as well.
+built = agree(module_of("graph g(x: bf16[4,8]) {...}"))    # what the interpreter computes, too; torch is not needed
+assert copies(built, "g") == []
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from frtc.codegen.weights import pieces
 from frtc.kernels.dtypes import DTYPES, round_to
 from frtc.kernels.targets import load_targets
 from frtc.lowering.interpret import evaluate_weights, run_module
-from frtc.lowering.ir import Graph, Module, Repeat, Run, Type, tensor, walk
+from frtc.lowering.ir import Graph, Module, Run, Type, tensor, walk
 from frtc.lowering.text import parse, parse_module
 from frtc.passes.check import random_tensor, relative_error
 from frtc.probe import read
@@ -77,12 +75,10 @@ def in_memory(result: Built, tensors: Lookup) -> InMemory:
 
 
 class Emulated:
-    """A module ready to run on one observation."""
+    """A module ready to run on its inputs. Stale scratch memory reads as NaN."""
 
-    def __init__(
-        self, module: Module, tensors: Lookup, inputs: Mapping[str, Array], mode: str = "typed", target: str = "hopper"
-    ) -> None:
-        self.module, self.built = module, built(module, target)
+    def __init__(self, module: Module, tensors: Lookup, inputs: Mapping[str, Array], target: str = "hopper") -> None:
+        self.built = built(module, target)
         self.emulator = Emulator(in_memory(self.built, tensors), poison=True)  # type: ignore[arg-type]
         self.places: dict[str, dict[str, Ref]] = {
             stage: {name: _ref(data) for name, data in found.items()}
@@ -101,13 +97,6 @@ class Emulated:
         """The named results of one run of a program."""
         self.emulator.run_stage(stage, round)
         return {name: read(self.emulator, ref, round) for name, ref in self.places[stage].items()}
-
-    def velocity(self, step: int, x: Array) -> Array:
-        """The loop's program alone; the inference has made its inputs."""
-        loop = next(s for s in self.module.schedule if isinstance(s, Repeat))
-        (body,) = (s.program for s in loop.body if isinstance(s, Run))
-        self.emulator.view(self.places["let.x_t"]["x_t"])[...] = x
-        return self.run_stage(body, step)["v_t"]
 
 
 def _ref(data: Mapping[str, Any]) -> Ref:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from frtc.cli import main
 from frtc.codegen import nvrtc
 from frtc.codegen.nvrtc import Job, compile_one, ptx_of
 from frtc.errors import EnvironmentFault
@@ -17,6 +19,8 @@ from frtc.kernels.cubin import parameters_of
 from frtc.kernels.product import NULL
 from frtc.kernels.spec import Operand, Param, Site, Stage
 from frtc.kernels.targets import Target, load_targets
+from frtc.runtime.plan_file import open_plan
+from tests.conftest import Demo
 from tests.kernels import sites_gemm
 from tests.kernels.sites_gemm import gated, linear, matmul
 
@@ -187,6 +191,19 @@ def test_rows_that_nothing_reads_are_left_out() -> None:
     few = replace(MX_SITE, operands=(*MX_SITE.operands[:5], count, *MX_SITE.operands[6:]))
     (first, *_) = native("sm120_mxfp8_gemm", few, RTX5090)
     assert stage_of(first, few, RTX5090).params[-1] == Param("operand", 5)
+
+
+@pytest.mark.parametrize("arch", ["thor", pytest.param("rtx5090", marks=pytest.mark.full)])
+def test_the_command_line_offers_them(
+    arch: str, demo: Demo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tiny model's products are too small for the native ones to win, so the Plan says what it holds: baseline."""
+    plan = tmp_path / "native.plan"
+    command = ["compile", str(demo.checkpoint), "--arch", arch, "--family", "native", "--no-self-test", "-o", str(plan)]
+    assert main(command) == 0
+    assert "compiles, not run" in (said := capsys.readouterr().out)
+    assert "self-test the Plan on the robot before it acts" in said
+    assert open_plan(plan).program.target.family == "baseline"
 
 
 def test_versions_of_the_headers_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
