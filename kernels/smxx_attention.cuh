@@ -330,7 +330,7 @@ __device__ __forceinline__ void attend(float (&o)[Tile::O_TILES][4], float (&top
 }
 
 // The sums of all warps and, where split, of all `runs` splits that have keys, divided by their weight, rounded once.
-template <typename Tile, bool kSplit, typename TOut>
+template <typename Tile, bool kMask, bool kSplit, typename TOut>
 __device__ __forceinline__ void finish(unsigned char* smem, const float (&o)[Tile::O_TILES][4], const float (&top)[2],
                                        const float (&weight)[2], const BlockPlace<Tile>& at, int runs, float scale,
                                        TOut* out, i64 out_head, i64 out_row, float* part_sums, float2* part_stats,
@@ -366,7 +366,7 @@ __device__ __forceinline__ void finish(unsigned char* smem, const float (&o)[Til
         float* const split_shares = sums;  // the block's own sums are done with
         find_split_shares<Tile, 4>(split_shares, part_stats + part0, part_step, runs, rows);
         __syncthreads();
-        constexpr int ITEMS = ceil_div(DV, 32);  // with 4 ways the loads fit in the registers of the sums
+        constexpr int ITEMS = ceil_div(DV, kMask ? 64 : 32);  // as many as registers hold: with masks 8 of 4 ways spill
         add_partials<Tile, 4, ITEMS>(part_sums + part0 * DV, DV, part_step * DV, split_shares, runs, rows, in_out);
     }
 }
@@ -407,7 +407,7 @@ smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __rest
                            v + at.batch * v_batch + at.head * v_head, static_cast<int>(v_row), keys,
                            split * keys.count / runs, (split + 1) * keys.count / runs, full_end, view, at, scale);
     cp_async_wait<0>();  // where there was no key, the queries may still be on their way into bytes used again below
-    finish<Tile, kSplit>(smem, o, top, weight, at, runs, scale, out + at.batch * out_batch, out_head, out_row,
+    finish<Tile, kMask, kSplit>(smem, o, top, weight, at, runs, scale, out + at.batch * out_batch, out_head, out_row,
                          part_sums, part_stats, arrived);
 }
 
