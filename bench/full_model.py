@@ -49,7 +49,7 @@ def checkpoint(size: str = "full") -> Path:
 
 def compiled(shape: Shape, arch: str = "hopper", size: str = "full") -> CompileReport:
     """A Plan without self-test vectors."""
-    policy = PolicyOptions(views=shape.views)
+    policy = PolicyOptions(views=shape.views, state_in_prompt=False)  # 48 tokens hold no 14 numbers
     options = CompileOptions(policy, prompt=shape.prompt, horizon=shape.horizon, self_test=False)
     return compile(checkpoint(size), arch, plan_path(shape, arch, size), options)
 
