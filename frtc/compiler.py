@@ -43,7 +43,8 @@ from frtc.runtime.policy import Assumption, Policy
 from frtc.runtime.policy_steps import PolicySteps
 from frtc.trace import trace
 
-PRECISIONS = {"bf16": torch.bfloat16, "f32": torch.float32}
+PRECISIONS = {"bf16": torch.bfloat16, "f32": torch.float32}  # "f32": what the model means, for verify
+SERVED = ("bf16",)  # those that kernels run: attention takes 16-bit operands
 FAMILY_NAMES = ("baseline", "native")
 SIZE_FLAGS = {"prompt": "--prompt-tokens", "horizon": "--horizon", "steps": "--steps"}
 Progress = Callable[[str, float], None]  # (what is being done, share of it that is done)
@@ -183,6 +184,7 @@ def compile(
     """
     require_python()
     options, settings, out = options or CompileOptions(), settings or Options.from_environment(), Path(out)
+    _require_served(options.precision)
     target, clock = target_named(arch), _Clock()
     families = families_for(target, options.family)
     _require_folder(out)
@@ -219,6 +221,12 @@ def _require_room(policy: Policy, tokenizer: bytes) -> None:
     """A short prompt fits, with the state in it where the policy writes it there; found out before minutes of work."""
     steps = PolicySteps(policy, tokenizer)
     steps.prepare(observation.seeded(steps))
+
+
+def _require_served(precision: str) -> None:
+    if precision not in SERVED:
+        what = f"no kernels serve precision {precision}"
+        raise UsageError("option.precision", what, [("known", ", ".join(SERVED))])
 
 
 def _require_folder(out: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from frtc.compiler import (
     FAMILY_NAMES,
-    PRECISIONS,
+    SERVED,
     CompileOptions,
     compile,
     open_model,
@@ -24,7 +24,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="folder or safetensors file")
     parser.add_argument("--arch", required=True, metavar="GPU", help="target; `frtc models` lists them")
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="default: CHECKPOINT-GPU.plan, here")
-    parser.add_argument("--precision", choices=list(PRECISIONS), default="bf16", help="of the layers")
+    parser.add_argument("--precision", choices=list(SERVED), default="bf16", help="of the layers")
     parser.add_argument("--family", choices=FAMILY_NAMES, default="baseline",
                         help="native: the GPU's own instructions, where kernels for them exist")  # fmt: skip
     parser.add_argument("--no-self-test", action="store_true", help="leave the self-test's vectors out")

@@ -11,7 +11,7 @@ from pathlib import Path
 from frtc.codegen.fusible import implements
 from frtc.compiler import (
     FAMILY_NAMES,
-    PRECISIONS,
+    SERVED,
     CompileOptions,
     families_for,
     import_module,
@@ -34,7 +34,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", required=True, metavar="GPU")
     parser.add_argument("--node", metavar="TEXT", help="only nodes and calls whose op, call or location holds this")
     parser.add_argument("--all", action="store_true", help="every node and every kernel not taken")
-    parser.add_argument("--precision", choices=list(PRECISIONS), default="bf16")
+    parser.add_argument("--precision", choices=list(SERVED), default="bf16")
     parser.add_argument("--family", choices=FAMILY_NAMES, default="baseline")
     add_policy_options(parser)
 

@@ -1,10 +1,15 @@
-"""A trace does not depend on what the process traced before."""
+"""The compile driver: what it refuses at once, and that a trace does not depend on what the process traced before."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 from torch import nn
 
+from frtc.compiler import CompileOptions, compile
+from frtc.errors import UsageError
 from frtc.lowering.ir import Type, fresh_nodes, input_, weight
 from frtc.lowering.ops import linear
 from frtc.models.stages import Run, Schedule, Stage
@@ -24,3 +29,9 @@ def test_locations_are_this_models_own() -> None:
     assert (traced.op, traced.type) == (earlier.op, earlier.type)
     assert traced is not earlier and "other.py" not in traced.loc
     assert linear(x, w) is earlier
+
+
+def test_a_precision_that_no_kernel_serves_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="precision f32") as refused:
+        compile(tmp_path / "absent", "hopper", tmp_path / "a.plan", CompileOptions(precision="f32"))
+    assert (refused.value.code, refused.value.exit_code) == ("option.precision", 2)
