@@ -151,6 +151,13 @@ def test_two_compiles_give_the_same_program(demo: Demo, tmp_path: Path) -> None:
     assert json.loads(json.dumps(report.to_json()))["plan_id"] == report.plan_id
 
 
+def test_cubins_hold_nothing_of_the_process(demo: Demo) -> None:
+    """NVRTC puts its process into the names of internal variables: with one of those no two compiles would be equal."""
+    for target in ("thor", "hopper"):
+        files = open_plan(demo.folder / f"pi05-{target}.plan").files()
+        assert len(files) > 20 and not [name for name, data in files.items() if b"_INTERNAL_" in bytes(data)]
+
+
 def test_stop_prints_the_ir_and_writes_nothing(capsys: Capture, demo: Demo, tmp_path: Path) -> None:
     out = tmp_path / "none.plan"
     words = ("compile", demo.checkpoint, "--arch", "a100", "-o", out, "--dump", tmp_path / "d", "--debug", "2")
