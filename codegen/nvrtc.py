@@ -33,6 +33,7 @@ from frtc.kernels.targets import Target
 # --fmad stays on: kernels that need the two roundings say so with intrinsics. No fast math: division, square root and
 # exponentials are within the errors of the CUDA programming guide.
 OPTIONS = ("--std=c++20", "--device-as-default-execution-space")
+INTERNAL = b"_INTERNAL_"  # begins names that carry the compiler's process id: no two compilations would be equal
 COMPILER = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime")  # distributions whose version enters the cache key
 # Kernels of the native families use narrow headers of CUTLASS, which in turn need cuda/std. Without asserts, which
 # would put the paths of the headers into the cubin.
@@ -192,6 +193,9 @@ def _compile(job: Job) -> Cubin:
     with _compiled(job) as program:
         symbol = _check(nvrtc.nvrtcGetLoweredName(program, job.entry.encode())).decode()
         image = _fill(_check(nvrtc.nvrtcGetCUBINSize(program)), lambda text: nvrtc.nvrtcGetCUBIN(program, text))
+    if INTERNAL in image and not job.needs_cutlass:  # CUTLASS's own headers have such variables
+        what = "a variable at namespace scope has internal linkage: write `inline constexpr`"
+        raise CompileFailed(f"{job.entry} for {job.target.nvcc}: {what}")
     return Cubin(image, symbol)
 
 

@@ -11,7 +11,7 @@
 namespace frtc {
 
 // Running maximum of a row that has seen no key. Finite, so that differences of two such are 0 and not NaN.
-constexpr float kNoKey = -1e30f;
+inline constexpr float kNoKey = -1e30f;
 
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;

@@ -17,7 +17,7 @@ enum class Sabotage { none, last_k_tile, neighbour_gate, row_tile };
 #ifndef FRTC_SABOTAGE
 #define FRTC_SABOTAGE none
 #endif
-constexpr Sabotage kSabotage = Sabotage::FRTC_SABOTAGE;
+inline constexpr Sabotage kSabotage = Sabotage::FRTC_SABOTAGE;
 
 // Whether groups of N elements in rows of stride `ld` can be moved as vectors.
 template <int N, typename T>

@@ -70,7 +70,7 @@ struct alignas(sizeof(T) * N) Vec {
 
 // Elements in a 16-byte access.
 template <typename T>
-constexpr int kVec = 16 / static_cast<int>(sizeof(T));
+inline constexpr int kVec = 16 / static_cast<int>(sizeof(T));
 
 // N elements from `p`, which is aligned to N elements, or to 16 bytes where N elements are more.
 template <int N, typename T>

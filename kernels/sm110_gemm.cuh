@@ -26,9 +26,9 @@ namespace frtc::sm110 {
 
 using cutlass::arch::ClusterBarrier;
 
-constexpr int BM = 128, BK = 64, THREADS = 128;
-constexpr int MMA_K = 16;                // elements of K in one instruction
-constexpr int ATOM_BYTES = 8 * 128;      // 8 rows of a swizzled tile
+inline constexpr int BM = 128, BK = 64, THREADS = 128;
+inline constexpr int MMA_K = 16;                // elements of K in one instruction
+inline constexpr int ATOM_BYTES = 8 * 128;      // 8 rows of a swizzled tile
 
 template <typename T>
 struct Vendor;

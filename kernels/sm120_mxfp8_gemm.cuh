@@ -21,7 +21,7 @@ namespace frtc::sm120 {
 
 using Mma = cute::SM120::BLOCKSCALED::SM120_16x8x32_TN_VS<cute::float_e4m3_t, cute::float_e4m3_t, float, cute::float_ue8m0_t, 32>;
 
-constexpr int BLOCK = 32;  // elements of K under one scale, and of K in one instruction
+inline constexpr int BLOCK = 32;  // elements of K under one scale, and of K in one instruction
 
 // The scales of this lane's rows (columns) for block `k` of K. Rows that do not exist take the last one's.
 template <int COUNT, int STEP>

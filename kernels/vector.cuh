@@ -12,12 +12,12 @@ namespace frtc {
 struct Absent {};
 
 template <typename A, typename B>
-constexpr bool kSame = false;
+inline constexpr bool kSame = false;
 template <typename A>
-constexpr bool kSame<A, A> = true;
+inline constexpr bool kSame<A, A> = true;
 
 template <typename T>
-constexpr bool kPresent = !kSame<T, Absent>;
+inline constexpr bool kPresent = !kSame<T, Absent>;
 
 constexpr int ceil_div(int a, int b) {
     return (a + b - 1) / b;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,3 +145,31 @@ def test_only_cubins_are_read() -> None:
     for image in (b"", b"\x7fELF" + bytes(100), b"text"):
         with pytest.raises(ValueError, match="not a cubin"):
             resources_of(image)
+
+
+def test_two_processes_make_the_same_bytes() -> None:
+    """Names that carry the process id once made every cold compilation differ."""
+    code = """
+from tests.codegen.test_nvrtc import REVERSE
+from frtc.codegen.nvrtc import _compile
+from frtc.kernels.catalog import CATALOG
+from frtc.kernels.spec import Operand, Site
+import hashlib
+from frtc.codegen.nvrtc import Job
+site = Site("linear", (Operand.packed("bf16", 10, 64), Operand.packed("bf16", 32, 64), None, None, None, None),
+            (Operand.packed("bf16", 10, 32),), {"act": "none"})
+choice = CATALOG.select(site, REVERSE.target)
+job = Job.of(choice.kernel.stages(site, choice.config, REVERSE.target)[0], REVERSE.target)
+print(hashlib.sha256(_compile(job).image).hexdigest())
+"""
+    run = [sys.executable, "-c", code]
+    root = Path(__file__).parents[2]
+    made = {subprocess.run(run, cwd=root, capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    assert len(made) == 1 and made != {""}
+
+
+def test_internal_names_are_refused() -> None:
+    source = SOURCE.replace("namespace frtc {", "namespace frtc {\n__device__ constexpr int kTable[2] = {3, 4};", 1)
+    source = source.replace("y[0] = values[i];", "y[0] = values[i] + kTable[i % 2];")
+    with pytest.raises(CompileFailed, match="inline constexpr"):
+        compile_one(Job(source, "frtc::spill", TARGETS["hopper"]))
