@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -150,7 +151,7 @@ def main() -> int:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "commit": os.environ.get("FRTC_COMMIT", ""),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(["python3", "-m", "bench.gpu_bench", *sys.argv[1:]]),
         "compile_seconds": {str(shape): seconds for shape, seconds in compile_side_by_side(SHAPES).items()},
     }
     folder = Path(os.environ.get("OUT") or "bench/results")
