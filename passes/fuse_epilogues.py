@@ -11,15 +11,13 @@ and only where nothing else reads the intermediate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from frtc.lowering.ir import Module, Node
 from frtc.lowering.ops import OPS, broadcast, concat, gated_linear, linear, reshape
 from frtc.lowering.pattern import Var, once
-from frtc.passes.rewrite import Pass, Rules, rewrite
+from frtc.passes.rewrite import Implements, Pass, Rules, rewrite
 
-Implements = Callable[[Node], bool]
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "silu")
 
 product = Var("product", where=lambda n: isinstance(n, Node) and n.op == "linear" and not n.is_const)

@@ -9,16 +9,15 @@ nothing else reads it and it has the shape of the result, so that nothing is com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from frtc.lowering.ir import Graph, Module, Node, rebuild
 from frtc.lowering.ops import POINTWISE, pointwise, view
 from frtc.lowering.pointwise import program
 from frtc.lowering.strided import Strided
-from frtc.passes.rewrite import Pass, count
+from frtc.passes.rewrite import Implements, Pass, count
 
-Implements = Callable[[Node], bool]
 MAX_STEPS = 64
 
 

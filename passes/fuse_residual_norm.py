@@ -9,15 +9,14 @@ the sum. What remains here are sums whose parts come from elsewhere. The sum is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 from frtc.lowering.ir import Graph, Module, Node, item, make
 from frtc.lowering.ops import residual_norm
-from frtc.passes.rewrite import Pass, count
+from frtc.passes.rewrite import Implements, Pass, count
 
 KINDS = {"rms_norm": "rms", "layer_norm": "layer", "ada_rms_norm": "ada"}
-Implements = Callable[[Node], bool]
 
 
 def fuse_residual_norm(implements: Implements) -> Pass:

@@ -8,16 +8,13 @@ straight into the KV cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from frtc.lowering.ir import Graph, Module, Node, item, rebuild
 from frtc.lowering.ops import reshape, rope_qkv, view
 from frtc.lowering.strided import Strided
-from frtc.passes.rewrite import Pass, count
-
-Implements = Callable[[Node], bool]
+from frtc.passes.rewrite import Implements, Pass, count
 
 
 def fuse_rope_qkv(implements: Implements) -> Pass:

@@ -23,6 +23,7 @@ Watcher = Callable[[str, Node, Node], None]  # (rule, what it matched, what it m
 WATCH: ContextVar[Watcher | None] = ContextVar("WATCH", default=None)  # set by whoever wants to see each rewrite
 MAX_SWEEPS = 64
 Pass = Callable[[Module], Module]
+Implements = Callable[[Node], bool]  # does some kernel of the target run this node? What fusing passes ask
 
 
 @dataclass(frozen=True, slots=True)

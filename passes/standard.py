@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from frtc.lowering.ir import Node
 from frtc.passes.attention_sites import attention_sites
 from frtc.passes.canonicalize import canonicalize
 from frtc.passes.fold_constants import fold_constants
@@ -19,7 +16,7 @@ from frtc.passes.layout import layout
 from frtc.passes.limit_rows import limit_rows
 from frtc.passes.merge_linears import merge_linears
 from frtc.passes.name_weights import name_weights
-from frtc.passes.rewrite import Pass
+from frtc.passes.rewrite import Implements, Pass
 
 # What the model means, whatever the GPU.
 FRONT: tuple[Pass, ...] = (
@@ -33,7 +30,7 @@ FRONT: tuple[Pass, ...] = (
 )
 
 
-def pipeline(implements: Callable[[Node], bool]) -> tuple[Pass, ...]:
+def pipeline(implements: Implements) -> tuple[Pass, ...]:
     """All passes for a GPU whose kernels run the nodes that `implements` accepts."""
     return (
         *FRONT,
