@@ -1,6 +1,6 @@
 """Several traced programs become one Module: shared states, shared weights, one schedule.
 
-    lower_programs("pi05", stages, schedule, keys, tensors)
+    lower_programs("policy", stages, schedule, keys, tensors)
 
 A program is whatever has the fields of `Traceable`; a model's stage records do.
 """

@@ -1,4 +1,4 @@
-"""Where a traced op comes from: "layers.0.mlp models/gemma.py:112", without any path of this machine."""
+"""Where a traced op comes from: "layers.0.mlp models/policy.py:112", without any path of this machine."""
 
 from __future__ import annotations
 

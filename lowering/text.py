@@ -2,7 +2,7 @@
 
     graph step[prompt=48](x_t: f32[50,32], k: i32[]; kv: bf16[2,968,256]) {
       @expert.q.w : bf16[2048,1024]
-      %0 = linear(%x_t, @expert.q.w) : bf16[50,2048]  # expert.q models/pi05.py:88
+      %0 = linear(%x_t, @expert.q.w) : bf16[50,2048]  # expert.q models/policy.py:88
       return x=%0
       write kv=%3
     }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from frtc.kernels.targets import load_targets
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("kernels", "runtime", "models", "lowering", "passes", "codegen", "frtc")
@@ -26,6 +29,12 @@ MAY_IMPORT = {
 }
 LEAVES = ("frtc.errors", "frtc.plugins")
 ROBOT_SIDE = ("kernels", "runtime")
+GENERAL = ("lowering", "passes", "codegen", "kernels", "runtime")  # they serve every model and know none
+MODEL_WORDS = re.compile(
+    r"\b(pi_?0|pi_?05|pi0_?fast|smol_?vla|smolvlm\d?|gr00t|groot|pali_?gemma|gemma\d?|siglip\d?|llama|qwen\d?"
+    r"|aloha|libero|droid)\b",
+    re.IGNORECASE,
+)
 NEVER_ON_THE_ROBOT = {"torch", "jinja2", "onnx", "safetensors", "transformers", "PIL"}
 
 
@@ -83,6 +92,25 @@ def test_the_leaves_import_nothing_of_ours() -> None:
 def test_the_robot_side_never_imports_the_compile_side(room: str) -> None:
     bad = {str(f): hit for f in modules(room) if (hit := {n.split(".")[0] for n in imports(f)} & NEVER_ON_THE_ROBOT)}
     assert not bad
+
+
+@pytest.mark.parametrize("room", GENERAL)
+def test_below_the_models_no_file_names_one(room: str) -> None:
+    """Code, comments and device templates: what one model needs is a rule or an op for all."""
+    files = [f for f in (ROOT / room).rglob("*") if f.suffix in (".py", ".cu", ".cuh", ".j2")]
+    named = {str(f.relative_to(ROOT)): hit.group() for f in files if (hit := MODEL_WORDS.search(f.read_text()))}
+    assert files and not named
+
+
+def test_the_search_for_model_names_finds_them() -> None:
+    assert all(MODEL_WORDS.search(text) for text in ("models/pi05.py", "a Gemma block", "SmolVLA's mask", "# Pi0"))
+    assert not any(MODEL_WORDS.search(text) for text in ("pi = 3.14", "droids", "openpi_mean_std"))
+
+
+def test_models_name_no_target() -> None:
+    targets = re.compile(rf"\b({'|'.join(load_targets())}|sm_?\d+a?)\b")
+    named = {f.name: hit.group() for f in modules("models") if (hit := targets.search(f.read_text()))}
+    assert not named
 
 
 def test_every_room_is_linked_into_the_package() -> None:
