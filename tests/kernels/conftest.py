@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +26,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
         v for item in request.session.items if hasattr(item, "callspec") for v in item.callspec.params.values()
     ]
     compile_all([job for value in parameters if isinstance(value, Case) for job in value.jobs()])
-    request.config.stash[DEVICE] = f"{device.name}, driver {device.driver}"
+    request.config.stash[DEVICE] = str(device)
     yield device
 
 
@@ -37,7 +34,7 @@ DEVICE = pytest.StashKey[str]()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    from tests.kernels.harness import ROWS
+    from tests.kernels.harness import ROWS, write_rows
 
     if not ROWS:
         return
@@ -47,12 +44,4 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for r in ROWS:
         figures = f"{r.us:8.2f} {r.gbs:8.0f} {r.tflops:8.1f} {r.share:5.0%} {r.error:8.1e} {r.registers:4d}"
         write(f"{r.kernel:<20} {figures}  {r.shapes} | {r.config}")
-    folder = Path(os.environ.get("OUT") or Path(config.rootpath) / "bench" / "results")
-    folder.mkdir(parents=True, exist_ok=True)
-    about = {
-        "device": config.stash[DEVICE],
-        "commit": os.environ.get("FRTC_COMMIT", ""),
-        "rows": list(map(asdict, ROWS)),
-    }
-    (folder / "kernels.json").write_text(json.dumps(about, indent=1) + "\n")
-    write(f"written to {folder / 'kernels.json'}")
+    write(f"written to {write_rows('kernels.json', list(map(asdict, ROWS)), config, config.stash[DEVICE])}")

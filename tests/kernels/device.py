@@ -76,6 +76,9 @@ class Gpu:
         self.stream = call(cu.cuStreamCreate(0))
         self._functions: dict[bytes, Any] = {}
 
+    def __str__(self) -> str:
+        return f"{self.name}, driver {self.driver}"
+
     def alloc(self, nbytes: int) -> int:
         return int(call(cu.cuMemAlloc(max(nbytes, 1))))
 

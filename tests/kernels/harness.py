@@ -25,13 +25,17 @@ The target is FRTC_TEST_TARGET (default hopper); FRTC_SEED changes the random in
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels.catalog import CATALOG
@@ -305,6 +309,16 @@ class Row:
 
 
 ROWS: list[Row] = []
+
+
+def write_rows(name: str, rows: Sequence[Any], config: pytest.Config, device: str) -> Path:
+    """Measured rows with device, commit and command: a file in $OUT or bench/results."""
+    folder = Path(os.environ.get("OUT") or Path(config.rootpath) / "bench" / "results")
+    folder.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python3", "-m", "pytest", *config.invocation_params.args])
+    about = {"device": device, "commit": os.environ.get("FRTC_COMMIT", ""), "command": command}
+    (folder / name).write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    return folder / name
 
 
 def moved_bytes(site: Site) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -17,6 +21,7 @@ from tests.kernels.harness import (
     operands_of,
     place,
     stray_bytes,
+    write_rows,
 )
 from tests.kernels.sites_pointwise import copy, packed, program
 from tests.kernels.sites_rows import rms_norm
@@ -80,3 +85,14 @@ def test_repeated_axes_hold_one_value() -> None:
 def test_inputs_are_the_same_each_time_and_differ_between_cases() -> None:
     one, again, other = (operands_of(chosen(rms_norm(m, 64)))[0] for m in (5, 5, 6))
     assert np.array_equal(one, again) and not np.array_equal(one, other[:5])  # type: ignore[arg-type, index]
+
+
+def test_written_rows_name_device_and_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setenv("FRTC_COMMIT", "abc")
+    written = json.loads(write_rows("some.json", [{"us": 1.5}], pytestconfig, "a GPU").read_text())
+    command = shlex.split(written.pop("command"))
+    assert written == {"device": "a GPU", "commit": "abc", "rows": [{"us": 1.5}]}
+    assert command == ["python3", "-m", "pytest", *pytestconfig.invocation_params.args]

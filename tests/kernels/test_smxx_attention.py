@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +37,7 @@ from tests.kernels.harness import (
     measure,
     operands_of,
     sabotaged,
+    write_rows,
 )
 from tests.kernels.sites_attention import AttentionSite, awkward_sites, cached_site, real_sites, self_site, with_mask
 
@@ -222,7 +220,7 @@ SABOTAGED = [
 
 
 @pytest.fixture(scope="module")
-def timings(request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
+def timings(request: pytest.FixtureRequest, gpu: Gpu) -> Iterator[list[dict[str, Any]]]:
     """Rows (site, config, predicted us, measured us): printed at the end, and written as JSON."""
     rows: list[dict[str, Any]] = []
     yield rows
@@ -232,9 +230,7 @@ def timings(request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
         reporter.write_line("\nattention: us predicted, us measured, site: config")
         for row in rows:
             reporter.write_line(f"{row['predicted']:7.1f} {row['measured']:7.1f}  {row['site']}: {row['config']}")
-    folder = Path(os.environ.get("OUT") or Path(request.config.rootpath) / "bench" / "results")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "attention.json").write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows("attention.json", rows, request.config, str(gpu))
 
 
 def note(timings: list[dict[str, Any]], name: str, case: Case) -> None:
