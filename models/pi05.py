@@ -22,8 +22,8 @@ from frtc.models.evidence import Evidence, Fact
 from frtc.models.gemma import AdaRmsNorm, ExpertLayer, GemmaConfig, PrefixLayer, gemma_names, rope_tables
 from frtc.models.policies import PI05
 from frtc.models.siglip import Siglip, SiglipConfig, siglip_names
-from frtc.models.stages import Model, Repeat, Run, Schedule, Stage
-from frtc.models.weights import Shapes, WeightMap, shapes_of
+from frtc.models.stages import Model, Repeat, Run, Schedule, Stage, Synthetic
+from frtc.models.weights import Shape, Shapes, WeightMap, shapes_of
 
 VISION = "paligemma_with_expert.paligemma.model.vision_tower.vision_model"
 PREFIX = "paligemma_with_expert.paligemma.model.language_model"
@@ -336,5 +336,56 @@ def schedule(c: Pi05Config) -> Schedule:
     )
 
 
+def unread(c: Pi05Config, layout: str) -> dict[str, Shape]:
+    """Tensors of real files that no output depends on; lerobot keeps both copies of the embedding table."""
+    dead: dict[str, Shape] = {f"{PREFIX}.norm.weight": (c.prefix.width,), EXPERT_HEAD: (c.vocab, c.expert.width)}
+    return dead | ({LM_HEAD: (c.vocab, c.prefix.width)} if layout == "lerobot" else {})
+
+
+def side_config(c: Pi05Config, layout: str, dtype: str) -> dict[str, Any]:
+    """config.json as openpi writes it beside torch tensors (beside arrays it has none), or our part of lerobot's."""
+    if layout == "jax":
+        return {}
+    variants = {"paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
+    if layout == "openpi":
+        return {"action_dim": c.action_width, "action_horizon": c.horizon, **variants, "precision": dtype}
+    return {
+        **variants,
+        "dtype": dtype,
+        "chunk_size": c.horizon,
+        "n_action_steps": c.horizon,
+        "max_state_dim": 32,
+        "max_action_dim": c.action_width,
+        "num_inference_steps": c.steps,
+        "min_period": c.min_period,
+        "max_period": c.max_period,
+        "use_relative_actions": False,
+        "relative_exclude_joints": ["gripper"],
+        "action_feature_names": None,
+        "rtc_config": None,
+        "image_resolution": [c.vision.image, c.vision.image],
+        "empty_cameras": 0,
+        "tokenizer_max_length": c.prompt,
+    }
+
+
+SYNTHETIC = Synthetic(
+    sizes={"tiny": tiny, "full": full},
+    layouts=("openpi", "lerobot"),
+    weights=WEIGHTS,
+    unread=unread,
+    config=side_config,
+    pipeline=(
+        "rename_observations_processor",
+        "to_batch_processor",
+        "relative_actions_processor",
+        "normalizer_processor",
+        "pi05_prepare_state_tokenizer_processor_step",
+        "tokenizer_processor",
+        "device_processor",
+    ),
+    norm={"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"},
+    writers=("action_in.weight",),
+)
 FAMILY = PI05
-MODEL = Model("pi05", "Pi0.5", claims, config, tiny, Pi05, stages, schedule, weights)
+MODEL = Model("pi05", "Pi0.5", claims, config, tiny, Pi05, stages, schedule, weights, SYNTHETIC)

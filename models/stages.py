@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from frtc.models.checkpoint import Checkpoint
     from frtc.models.evidence import Fact
+    from frtc.models.weights import Shape, WeightMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,37 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class Synthetic:
+    """What checkpoints with random weights of this kind look like; models/synthetic.py writes them.
+
+    sizes      name -> configuration, "tiny" and "full" at least
+    layouts    which of "openpi", "lerobot" and "jax" real files of this kind come in
+    weights    the map that names the file's tensors
+    unread     (configuration, layout) -> what a real file holds and nothing reads: canonical name -> shape
+    config     (configuration, layout, "bfloat16" or "float32") -> config.json; of lerobot's only the model's own part
+    pipeline   lerobot's preprocessor: registered names of its steps, in order
+    norm       lerobot's normalization_mapping
+    scales     rows before the common ones: (part of the parameter's name, divide the deviation by sqrt(fan-in)?,
+               deviation, mean); numbers in names are `#`
+    writers    endings of parameters that write to a residual stream, beside the common ones
+    tables     embedding tables, by parameter: their channels are columns
+    tokenizer  contents of tokenizer.json, None: the common one
+    """
+
+    sizes: Mapping[str, Callable[[], Any]]
+    layouts: tuple[str, ...]
+    weights: WeightMap
+    unread: Callable[[Any, str], Mapping[str, Shape]]
+    config: Callable[[Any, str, str], dict[str, Any]]
+    pipeline: tuple[str, ...]
+    norm: Mapping[str, str]
+    scales: tuple[tuple[str, bool, float, float], ...] = ()
+    writers: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ("prefix.embed.weight",)
+    tokenizer: Callable[[], dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A row of the model table.
 
@@ -84,6 +116,7 @@ class Model:
                returns the velocity that the accuracy rule compares
     schedule   config -> how the stages compose
     weights    (checkpoint, config) -> model parameter name -> name of the tensor in the checkpoint; strict both ways
+    synthetic  how to write a checkpoint of this kind with random weights, None: nobody can
     """
 
     name: str
@@ -95,3 +128,4 @@ class Model:
     stages: Callable[[Any, torch.dtype, bool], dict[str, Stage]]
     schedule: Callable[[Any], Schedule]
     weights: Callable[[Checkpoint, Any], dict[str, str]]
+    synthetic: Synthetic | None = None

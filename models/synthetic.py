@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import math
 import os
 import shutil
@@ -26,19 +27,21 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from frtc.errors import FrtcError, UsageError
-from frtc.models import pi05
+from frtc.errors import FrtcError, UsageError, nearest
+from frtc.models import load_models
+from frtc.models.stages import Model, Synthetic
 from frtc.models.streaming import SafetensorsWriter
 from frtc.models.synthetic_files import side_files
 
 Array = np.ndarray[Any, np.dtype[Any]]
-SIZES = {"tiny": pi05.tiny, "full": pi05.full}
-LAYOUTS = ("openpi", "lerobot")
+LAYOUTS = ("openpi", "lerobot")  # one file of torch tensors
+JAX = "jax"  # a tree of arrays; frtc.models.synthetic_jax writes it
+TYPES = {"bf16": "bfloat16", "f32": "float32"}
 NUMPY = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
 OUTLIERS, OUTLIER_GAIN = 0.01, 30.0
 PIECE = 1 << 22  # values drawn at once: 8 MB of random bits
 
-# (part of the parameter's name, divide the deviation by sqrt(fan-in)?, deviation, mean); the first match counts
+# As in Synthetic.scales, for names that every model gives its parameters; the first match counts
 SCALES: tuple[tuple[str, bool, float, float], ...] = (
     ("tower.position", False, 0.5, 0.0),
     ("tower.norm.weight", False, 0.2, 1.0),
@@ -53,7 +56,7 @@ SCALES: tuple[tuple[str, bool, float, float], ...] = (
     (".bias", False, 0.1, 0.0),
     ("", True, 1.0, 0.0),
 )
-RESIDUAL_WRITERS = ("patch.weight", "o.weight", "fc2.weight", "projector.weight", "down.weight", "action_in.weight")
+RESIDUAL_WRITERS = ("patch.weight", "o.weight", "fc2.weight", "projector.weight", "down.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +69,33 @@ class Drawn:
     shape: tuple[int, ...]
 
 
-def tensors(c: pi05.Pi05Config, layout: str, dtype: str) -> list[Drawn]:
+def known(kind: str) -> tuple[Model, Synthetic]:
+    """The model of that name, and how to write it."""
+    writable = {model.name: (model, model.synthetic) for model in load_models().values() if model.synthetic is not None}
+    if kind not in writable:
+        rows = [("known", ", ".join(writable)), ("nearest", nearest(kind, writable) or "none")]
+        raise UsageError("option.value", f"no synthetic checkpoint of kind {kind!r}", rows)
+    return writable[kind]
+
+
+def tensors(c: Any, layout: str, dtype: str, kind: str = "pi05") -> list[Drawn]:
     """Everything that a real file holds, dead tensors included.
 
-    openpi converts every tensor to one type and drops the embedding table, whose tied twin lm_head it keeps; lerobot
+    openpi converts every tensor to one type and keeps the second copy of a tied table instead of the first; lerobot
     stores both, and in float32 what a bfloat16 policy holds in float32.
     """
+    model, spec = known(kind)
     with torch.device("meta"):
-        parameters = dict(pi05.Pi05(c, torch.bfloat16).named_parameters())
+        parameters = dict(model.build(c, torch.bfloat16).named_parameters())
     prefix = "model." if layout == "lerobot" else ""
     out = []
     for parameter, value in parameters.items():
-        file = pi05.WEIGHTS.file_name(parameter)
-        if layout == "openpi" and parameter in pi05.WEIGHTS.tied:
-            file = pi05.WEIGHTS.tied[parameter]
+        file = spec.weights.file_name(parameter)
+        if layout == "openpi" and parameter in spec.weights.tied:
+            file = spec.weights.tied[parameter]
         kept = "f32" if layout == "lerobot" and value.dtype == torch.float32 else dtype
         out.append(Drawn(prefix + file, parameter, kept, tuple(value.shape)))
-    dead = {f"{pi05.PREFIX}.norm.weight": (c.prefix.width,), pi05.EXPERT_HEAD: (c.vocab, c.expert.width)}
-    if layout == "lerobot":
-        dead[pi05.LM_HEAD] = (c.vocab, c.prefix.width)
-    return out + [Drawn(prefix + name, name, dtype, shape) for name, shape in dead.items()]
+    return out + [Drawn(prefix + name, name, dtype, shape) for name, shape in spec.unread(c, layout).items()]
 
 
 def bits(seed: int, stream: str) -> np.random.Philox:
@@ -106,14 +116,14 @@ def outliers(seed: int, stream: str, channels: int) -> Array:
     return order[: max(1, round(OUTLIERS * channels))]
 
 
-def pieces(seed: int, t: Drawn) -> Iterator[tuple[int, Array]]:
+def pieces(seed: int, t: Drawn, spec: Synthetic) -> Iterator[tuple[int, Array]]:
     """(first row, values f32 [rows, rest]) of one tensor, from first to last."""
     rows, width = t.shape[0], math.prod(t.shape[1:])
     pattern = ".".join("#" if part.isdigit() else part for part in t.stream.split("."))
-    by_fan, deviation, mean = next(scale for part, *scale in SCALES if part in pattern)
+    by_fan, deviation, mean = next(scale for part, *scale in (*spec.scales, *SCALES) if part in pattern)
     gain = np.float32(deviation / math.sqrt(width) if by_fan else deviation)
-    table = t.stream == "prefix.embed.weight"  # its channels are columns
-    writer = t.stream.endswith(RESIDUAL_WRITERS)
+    table = t.stream in spec.tables
+    writer = t.stream.endswith(RESIDUAL_WRITERS + spec.writers)
     by_row, by_column = np.full(rows, gain, np.float32), np.ones(width, np.float32)
     if writer:
         by_row[outliers(seed, t.stream, rows)] *= np.float32(OUTLIER_GAIN)
@@ -129,13 +139,15 @@ def pieces(seed: int, t: Drawn) -> Iterator[tuple[int, Array]]:
         yield first, values + np.float32(mean) if mean else values
 
 
-def write_weights(path: Path, drawn: Sequence[Drawn], seed: int, threads: int, metadata: Mapping[str, str]) -> None:
+def write_weights(
+    path: Path, drawn: Sequence[Drawn], spec: Synthetic, seed: int, threads: int, metadata: Mapping[str, str]
+) -> None:
     """Streams all tensors to one file; memory in use is a few pieces per thread."""
     with SafetensorsWriter(path, {t.name: (t.dtype, t.shape) for t in drawn}, metadata) as writer:
 
         def fill(t: Drawn) -> None:
             row_bytes = math.prod(t.shape[1:]) * NUMPY[t.dtype].itemsize
-            for first, values in pieces(seed, t):
+            for first, values in pieces(seed, t, spec):
                 writer.write(t.name, values.astype(NUMPY[t.dtype]), first * row_bytes)
 
         largest_first = sorted(drawn, key=lambda t: -math.prod(t.shape))
@@ -145,23 +157,24 @@ def write_weights(path: Path, drawn: Sequence[Drawn], seed: int, threads: int, m
 
 
 def write_checkpoint(
-    folder: Path, layout: str = "openpi", size: str = "tiny", seed: int = 0, dtype: str = "bf16", threads: int = 0
+    folder: Path,
+    layout: str = "openpi",
+    size: str = "tiny",
+    seed: int = 0,
+    dtype: str = "bf16",
+    threads: int = 0,
+    kind: str = "pi05",
 ) -> None:
     """A whole checkpoint folder; it appears by one rename, or not at all."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("output.exists", f"{folder} exists and is not an empty folder", hint="choose another folder")
-    config = SIZES[size]()
+    _, spec = known(kind)
+    if layout not in spec.layouts:
+        raise UsageError("option.value", f"{kind} has no {layout} layout", [("known", ", ".join(spec.layouts))])
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
-        metadata = {"format": "pt"}
-        if layout == "openpi":
-            metadata |= {pi05.WEIGHTS.file_name(p): kept for p, kept in pi05.WEIGHTS.tied.items()}
-        drawn = tensors(config, layout, dtype)
-        write_weights(partial / "model.safetensors", drawn, seed, threads or os.cpu_count() or 1, metadata)
-        for name, content in side_files(config, layout, dtype, seed).items():
-            (partial / name).parent.mkdir(parents=True, exist_ok=True)
-            (partial / name).write_bytes(content)
+        _fill(partial, kind, layout, spec.sizes[size](), seed, dtype, threads or os.cpu_count() or 1)
         if folder.exists():
             folder.rmdir()
         partial.rename(folder)
@@ -171,25 +184,45 @@ def write_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _fill(folder: Path, kind: str, layout: str, config: Any, seed: int, dtype: str, threads: int) -> None:
+    """Weights and side files of one checkpoint, into an empty folder."""
+    _, spec = known(kind)
+    if layout == JAX:
+        importlib.import_module("frtc.models.synthetic_jax").write(folder, kind, config, seed, dtype, threads)
+    else:
+        metadata = {"format": "pt"}
+        if layout == "openpi":
+            metadata |= {spec.weights.file_name(p): kept for p, kept in spec.weights.tied.items()}
+        drawn = tensors(config, layout, dtype, kind)
+        write_weights(folder / "model.safetensors", drawn, spec, seed, threads, metadata)
+    for name, content in side_files(kind, spec, config, layout, TYPES[dtype], seed).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m frtc.models.synthetic", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("kind", choices=["pi05"])
-    parser.add_argument("--layout", choices=LAYOUTS, default="openpi")
-    parser.add_argument("--size", choices=list(SIZES), default="tiny")
+    specs = {model.name: model.synthetic for model in load_models().values() if model.synthetic is not None}
+    parser.add_argument("kind", choices=list(specs))
+    parser.add_argument("--layout", choices=(*LAYOUTS, JAX), help="by default the first that the kind has")
+    parser.add_argument(
+        "--size", choices=sorted({size for spec in specs.values() for size in spec.sizes}), default="tiny"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--dtype", choices=list(TYPES.values()), default="bfloat16")
     parser.add_argument("--threads", type=int, default=0, help="0: one per core")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
     args = parser.parse_args(argv)
     start = time.monotonic()
-    dtype = {"bfloat16": "bf16", "float32": "f32"}[args.dtype]
+    dtype = next(short for short, name in TYPES.items() if name == args.dtype)
+    layout = args.layout or specs[args.kind].layouts[0]
     try:
-        write_checkpoint(args.output, args.layout, args.size, args.seed, dtype, args.threads)
+        write_checkpoint(args.output, layout, args.size, args.seed, dtype, args.threads, args.kind)
     except FrtcError as e:
         print(e, file=sys.stderr)
         return e.exit_code
     size = sum(f.stat().st_size for f in args.output.rglob("*") if f.is_file())
-    print(f"{args.output}: {args.kind}, {args.layout} layout, {size / 1e6:,.1f} MB in {time.monotonic() - start:.1f} s")
+    print(f"{args.output}: {args.kind}, {layout} layout, {size / 1e6:,.1f} MB in {time.monotonic() - start:.1f} s")
     return 0
 
 

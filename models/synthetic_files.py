@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from frtc.models.pi05 import Pi05Config
+from frtc.models.stages import Synthetic
 from frtc.models.streaming import header
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -21,39 +21,31 @@ JOINTS = 14
 CAMERAS = ("top", "left_wrist", "right_wrist")
 FRAME = (3, 480, 640)  # channels, height, width
 SPREAD = {"min": -3.0, "q01": -2.25, "q10": -1.25, "q50": 0.125, "q90": 1.375, "q99": 2.5, "max": 3.25}  # in deviations
-PREPROCESSOR_STATS = "policy_preprocessor_step_3_normalizer_processor.safetensors"
+NORMALIZER, TO_RELATIVE = "normalizer_processor", "relative_actions_processor"
 POSTPROCESSOR_STATS = "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
 
 
-def side_files(c: Pi05Config, layout: str, dtype: str, seed: int) -> dict[str, bytes]:
-    """Path in the folder -> contents."""
-    files = {"tokenizer.json": _json(tokenizer())}
-    if layout == "openpi":
-        config = {
-            "action_dim": c.action_width,
-            "action_horizon": c.horizon,
-            "paligemma_variant": "gemma_2b",
-            "action_expert_variant": "gemma_300m",
-            "precision": {"bf16": "bfloat16", "f32": "float32"}[dtype],
-        }
+def side_files(kind: str, spec: Synthetic, c: Any, layout: str, dtype: str, seed: int) -> dict[str, bytes]:
+    """Path in the folder -> contents. dtype: "bfloat16" or "float32"."""
+    files = {"tokenizer.json": _json((spec.tokenizer or tokenizer)())}
+    config = spec.config(c, layout, dtype)
+    if layout != "lerobot":
         wanted = ("mean", "std", "q01", "q99")
         stats = {
             key: {stat: values.tolist() for stat, values in statistics(seed, key).items() if stat in wanted}
             for key in ("state", "actions")
         }
-        return files | {
-            "config.json": _json(config),
-            "assets/synthetic/norm_stats.json": _json({"norm_stats": stats}),
-        }
+        files |= {"assets/synthetic/norm_stats.json": _json({"norm_stats": stats})}
+        return files | ({"config.json": _json(config)} if config else {})
     named = (("action", "actions"), ("observation.state", "state"))
     stats_file = _safetensors(
         {f"{name}.{stat}": values for name, key in named for stat, values in statistics(seed, key).items()}
     )
     return files | {
-        "config.json": _json(lerobot_config(c, dtype)),
-        "policy_preprocessor.json": _json(preprocessor(c)),
-        "policy_postprocessor.json": _json(postprocessor()),
-        PREPROCESSOR_STATS: stats_file,
+        "config.json": _json(lerobot_config(kind, config, spec)),
+        "policy_preprocessor.json": _json(preprocessor(config, spec)),
+        "policy_postprocessor.json": _json(postprocessor(spec)),
+        preprocessor_stats(spec): stats_file,
         POSTPROCESSOR_STATS: stats_file,
     }
 
@@ -81,66 +73,54 @@ def features() -> dict[str, Any]:
 
 
 ACTION = {"action": {"type": "ACTION", "shape": [JOINTS]}}
-NORMALIZATION = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
 RELATIVE = {"enabled": False, "exclude_joints": ["gripper"], "action_names": None}
 
 
-def lerobot_config(c: Pi05Config, dtype: str) -> dict[str, Any]:
-    """The fields of lerobot 0.6's config.json that bear on inference."""
-    return {
-        "type": "pi05",
+def lerobot_config(kind: str, own: dict[str, Any], spec: Synthetic) -> dict[str, Any]:
+    """The fields of lerobot 0.6's config.json that bear on inference: those of every policy around the model's own."""
+    first = {
+        "type": kind,
         "n_obs_steps": 1,
         "input_features": features(),
         "output_features": ACTION,
         "device": "cpu",
-        "paligemma_variant": "gemma_2b",
-        "action_expert_variant": "gemma_300m",
-        "dtype": {"bf16": "bfloat16", "f32": "float32"}[dtype],
-        "chunk_size": c.horizon,
-        "n_action_steps": c.horizon,
-        "max_state_dim": 32,
-        "max_action_dim": c.action_width,
-        "num_inference_steps": c.steps,
-        "min_period": c.min_period,
-        "max_period": c.max_period,
-        "use_relative_actions": False,
-        "relative_exclude_joints": ["gripper"],
-        "action_feature_names": None,
-        "rtc_config": None,
-        "image_resolution": [c.vision.image, c.vision.image],
-        "empty_cameras": 0,
-        "tokenizer_max_length": c.prompt,
-        "normalization_mapping": NORMALIZATION,
     }
+    return first | own | {"normalization_mapping": dict(spec.norm)}
 
 
-def preprocessor(c: Pi05Config) -> dict[str, Any]:
-    normalizer = {"eps": 1e-08, "features": features() | ACTION, "norm_map": NORMALIZATION}
-    tokenizing = {
-        "max_length": c.prompt,
-        "task_key": "task",
-        "padding_side": "right",
-        "padding": "max_length",
-        "truncation": True,
-        "tokenizer_name": "google/paligemma-3b-pt-224",
+def preprocessor(own: dict[str, Any], spec: Synthetic) -> dict[str, Any]:
+    """The steps that the model names; what is configured nowhere has an empty configuration."""
+    configs: dict[str, dict[str, Any]] = {
+        "rename_observations_processor": {"rename_map": {}},
+        TO_RELATIVE: RELATIVE,
+        NORMALIZER: {"eps": 1e-08, "features": features() | ACTION, "norm_map": dict(spec.norm)},
+        "tokenizer_processor": {
+            "max_length": own["tokenizer_max_length"],
+            "task_key": "task",
+            "padding_side": "right",
+            "padding": own.get("pad_language_to", "max_length"),
+            "truncation": True,
+            "tokenizer_name": own.get("vlm_model_name", "google/paligemma-3b-pt-224"),
+        },
+        "device_processor": {"device": "cpu", "float_dtype": None},
     }
-    steps = [
-        {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
-        {"registry_name": "to_batch_processor", "config": {}},
-        {"registry_name": "relative_actions_processor", "config": RELATIVE},
-        {"registry_name": "normalizer_processor", "config": normalizer, "state_file": PREPROCESSOR_STATS},
-        {"registry_name": "pi05_prepare_state_tokenizer_processor_step", "config": {}},
-        {"registry_name": "tokenizer_processor", "config": tokenizing},
-        {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
-    ]
+    steps: list[dict[str, Any]] = [{"registry_name": name, "config": configs.get(name, {})} for name in spec.pipeline]
+    steps[spec.pipeline.index(NORMALIZER)]["state_file"] = preprocessor_stats(spec)
     return {"name": "policy_preprocessor", "steps": steps}
 
 
-def postprocessor() -> dict[str, Any]:
-    unnormalizer = {"eps": 1e-08, "features": ACTION, "norm_map": NORMALIZATION}
+def preprocessor_stats(spec: Synthetic) -> str:
+    """lerobot numbers the file by its step."""
+    return f"policy_preprocessor_step_{spec.pipeline.index(NORMALIZER)}_{NORMALIZER}.safetensors"
+
+
+def postprocessor(spec: Synthetic) -> dict[str, Any]:
+    """Robot units, absolute actions where the preprocessor can make relative ones, then off the device."""
+    unnormalizer = {"eps": 1e-08, "features": ACTION, "norm_map": dict(spec.norm)}
+    absolute = {"registry_name": "absolute_actions_processor", "config": {"enabled": False}}
     steps = [
         {"registry_name": "unnormalizer_processor", "config": unnormalizer, "state_file": POSTPROCESSOR_STATS},
-        {"registry_name": "absolute_actions_processor", "config": {"enabled": False}},
+        *([absolute] if TO_RELATIVE in spec.pipeline else []),
         {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
     ]
     return {"name": "policy_postprocessor", "steps": steps}

@@ -18,6 +18,8 @@ from frtc.models.checkpoint import open_checkpoint
 from frtc.models.synthetic import Drawn, pieces, write_checkpoint
 from frtc.models.weights import load
 
+PI05 = synthetic.known("pi05")[1]
+
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
@@ -45,9 +47,9 @@ def test_threads_do_not_change_bytes(tmp_path: Path, layout: str) -> None:
 def test_pieces_do_not_change_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first values of a stream are the same whatever the length of a piece, for whole words of random bits."""
     t = Drawn("x", "prefix.layers.0.mlp.down.weight", "f32", (64, 32))
-    whole = np.concatenate([values for _, values in pieces(0, t)])
+    whole = np.concatenate([values for _, values in pieces(0, t, PI05)])
     monkeypatch.setattr(synthetic, "PIECE", 8 * 32)
-    cut = list(pieces(0, t))
+    cut = list(pieces(0, t, PI05))
     assert [first for first, _ in cut] == list(range(0, 64, 8))
     assert np.array_equal(np.concatenate([values for _, values in cut]), whole)
 
@@ -99,15 +101,15 @@ def test_the_library_reads_it(tmp_path: Path) -> None:
 
 def test_scales_and_outliers() -> None:
     """Variance 1 / fan-in; 1 % of the channels that write to a residual stream are 30 times larger."""
-    ((_, plain),) = pieces(0, Drawn("x", "prefix.layers.0.mlp.up.weight", "f32", (512, 256)))
+    ((_, plain),) = pieces(0, Drawn("x", "prefix.layers.0.mlp.up.weight", "f32", (512, 256)), PI05)
     assert np.isclose(plain.std() * 16, 1.0, rtol=0.02)
-    ((_, writer),) = pieces(0, Drawn("x", "prefix.layers.0.mlp.down.weight", "f32", (512, 256)))
+    ((_, writer),) = pieces(0, Drawn("x", "prefix.layers.0.mlp.down.weight", "f32", (512, 256)), PI05)
     rows = writer.std(axis=1) * 16
     assert (rows > 20).sum() == 5
     assert np.isclose(np.median(rows), 1.0, rtol=0.05)
-    ((_, table),) = pieces(0, Drawn("x", "prefix.embed.weight", "f32", (512, 256)))
+    ((_, table),) = pieces(0, Drawn("x", "prefix.embed.weight", "f32", (512, 256)), PI05)
     assert (table.std(axis=0) * 16 > 20).sum() == 3
-    ((_, norm),) = pieces(0, Drawn("x", "vision.tower.layers.0.norm1.weight", "f32", (512,)))
+    ((_, norm),) = pieces(0, Drawn("x", "vision.tower.layers.0.norm1.weight", "f32", (512,)), PI05)
     assert np.isclose(norm.mean(), 1.0, atol=0.05)
     assert np.isclose(norm.std(), 0.2, rtol=0.1)
 
@@ -143,6 +145,14 @@ def test_never_overwrites(tmp_path: Path) -> None:
         write_checkpoint(tmp_path)
     assert e.value.code == "output.exists"
     assert contents(tmp_path) == {"notes.txt": b"mine"}
+
+
+def test_unknown_kind_or_layout(tmp_path: Path) -> None:
+    for wrong in ({"kind": "pi5"}, {"layout": "onnx"}):
+        with pytest.raises(UsageError) as e:
+            write_checkpoint(tmp_path / "x", **wrong)
+        assert (e.value.code, e.value.rows[0][0]) == ("option.value", "known")
+        assert not list(tmp_path.iterdir())
 
 
 def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
