@@ -12,7 +12,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """How a picture is resized, what surrounds it (in the unit of the images input), and where it lies in the square."""
+    """How a picture is resized, what surrounds it (in the unit of the images input) and where it lies in the square."""
 
     resize: Literal["pil_bilinear", "torch_bilinear"]
     border: float

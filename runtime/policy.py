@@ -21,13 +21,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar
 
 from frtc.errors import FrtcError, nearest
+from frtc.runtime.policy_json import MOST, SCHEMA, bad, later, no_others, read, write
 
-SCHEMA = "frtc.policy/1"
 RESERVED = ("state", "prompt", "noise")  # keys of an observation that are not cameras
-MOST = 4096  # upper bound of every size, so that a forged policy cannot ask for memory
+VECTOR_STEPS = 16  # most of them in a row
 
 Layout = Literal["hwc", "chw"]
 Pixel = Literal["rgb8", "bgr8", "rgb01", "bgr01"]  # 8: uint8; 01: float32 in [0, 1]
@@ -53,17 +53,56 @@ class Camera:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Camera pictures of any size -> `images`: resized keeping the aspect, centred, the rest filled with `border`."""
+    """Camera pictures of any size -> `images`: resized keeping the aspect, the rest filled with `border`."""
 
     cameras: tuple[Camera, ...]
     size: int
     resize: Literal["pil_bilinear", "torch_bilinear"]
     border: float  # in the unit of `images`
+    place: Literal["center", "end"] = later("center")  # end: all of the border above or on the left
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """x[i] *= factor[i]; dimensions after the last factor stay."""
+
+    factor: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Linkage:
+    """On `dims`: the stroke of a slider, 0 to 1, -> the turn of the crank that drives it, 0 at `zero` and 1 at `full`.
+
+    low, high    where the slider is at strokes 0 and 1, in metres from the crank's axis
+    arm, crank   lengths of the rod and of the crank in metres
+    zero, full   angles in radians; the angle is clipped to -pi/2 .. pi/2
+    """
+
+    dims: tuple[int, ...]
+    low: float
+    high: float
+    arm: float
+    crank: float
+    zero: float
+    full: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale:
+    """On `dims`: x + shift as a share of the range from low to high, unclipped."""
+
+    dims: tuple[int, ...]
+    shift: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Joint state in robot units [dim] -> normalised; also the device input `state` [width] where width > 0."""
+    """State [dim] -> normalised; also the device input `state` [width] where width > 0, padded with zeros.
+
+    It comes in robot units, or as vector steps before this one made it.
+    """
 
     dim: int
     norm: Norm
@@ -84,7 +123,7 @@ class Tokens:
     """Text -> `tokens` and `n`: BOS, the tokenizer's ids, right padding. Longer than the budget is an error."""
 
     budget: int
-    bos: int
+    bos: int  # -1: none
     pad: int
     vocab: int  # rows of the embedding table: no id may reach it
     tokenizer: str  # SHA-256 of the tokenizer.json kept in the Plan
@@ -113,7 +152,7 @@ class Unnormalise:
 
 @dataclass(frozen=True, slots=True)
 class Absolute:
-    """actions[:, i] += state[i] (robot units, as observed) where mask[i]; dimensions after the mask stay."""
+    """actions[:, i] += state[i] (the state that was normalised) where mask[i]; dimensions after the mask stay."""
 
     mask: tuple[bool, ...]
 
@@ -128,8 +167,11 @@ class Assumption:
     option: str
 
 
-PREPARE = {"images": Images, "state": State, "prompt": Prompt, "tokens": Tokens, "noise": Noise}  # in this order
-FINISH = {"slice": Slice, "unnormalise": Unnormalise, "absolute": Absolute}
+# Vector steps: on the state before it is normalised, and on the actions at the end; any number of each, in any order
+VECTOR = {"scale": Scale, "linkage": Linkage, "rescale": Rescale}
+PREPARE = {"images": Images, **VECTOR, "state": State, "prompt": Prompt, "tokens": Tokens, "noise": Noise}  # the order
+FINISH = {"slice": Slice, "unnormalise": Unnormalise, "absolute": Absolute, **VECTOR}
+VectorSteps = tuple[Scale | Linkage | Rescale, ...]
 S = TypeVar("S")
 
 
@@ -144,8 +186,18 @@ class Policy:
             raise FrtcError("policy.value", f"the policy contradicts itself: {problem}")
 
     def find(self, kind: type[S]) -> S | None:
-        """The step of this kind; a policy has at most one."""
+        """The step of this kind; a policy has at most one (but for vector steps)."""
         return next((step for step in (*self.prepare, *self.finish) if type(step) is kind), None)
+
+    @property
+    def state_steps(self) -> VectorSteps:
+        """From the state as observed to the state as it is normalised."""
+        return vector_steps(self.prepare)
+
+    @property
+    def action_steps(self) -> VectorSteps:
+        """From un-normalised, absolute actions to what the robot takes."""
+        return vector_steps(self.finish)
 
     def device_inputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name -> (element type, shape) of what `prepare` makes."""
@@ -182,75 +234,43 @@ class Policy:
                 [("found", repr(found)), ("known", SCHEMA)],
                 hint,
             )
-        _no_others(data, ("schema", "prepare", "finish", "assumed"), "policy")
+        no_others(data, ("schema", "prepare", "finish", "assumed"), "policy")
         steps = {
             name: tuple(_read_steps(data[name], table, name))
             for name, table in (("prepare", PREPARE), ("finish", FINISH))
         }
-        assumed = _read(tuple[Assumption, ...], data["assumed"], "assumed")
+        assumed = read(tuple[Assumption, ...], data["assumed"], "assumed")
         return Policy(steps["prepare"], steps["finish"], assumed)
+
+
+def vector_steps(steps: tuple[Any, ...]) -> VectorSteps:
+    return tuple(step for step in steps if isinstance(step, Scale | Linkage | Rescale))
 
 
 def _step_json(step: Any, table: Mapping[str, type]) -> dict[str, Any]:
     name = next(name for name, kind in table.items() if kind is type(step))
-    return {"step": name, **dataclasses.asdict(step)}
+    return {"step": name, **write(step)}
 
 
 def _read_steps(items: object, table: Mapping[str, type], where: str) -> Iterator[Any]:
     if not isinstance(items, list):
-        raise _bad(where, "a list of steps", items)
+        raise bad(where, "a list of steps", items)
     for i, item in enumerate(items):
         name = item.get("step") if isinstance(item, Mapping) else None
         if not isinstance(name, str) or name not in table:
             known = [("known", ", ".join(table)), ("nearest", nearest(str(name), table))]
             raise FrtcError("policy.step", f"{where}[{i}] is no step of {SCHEMA}: {name!r}", known)
-        yield _read(table[name], {k: v for k, v in item.items() if k != "step"}, f"{where}[{i}].{name}")
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """`value` (from JSON) as `kind`: a record, tuple, Literal, int, float, bool or str, without coercion."""
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise _bad(where, "a record", value)
-        hints = get_type_hints(kind)
-        _no_others(value, tuple(hints), where)
-        return kind(**{name: _read(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})  # type: ignore[operator]
-    if get_origin(kind) is tuple:
-        if not isinstance(value, (list, tuple)) or len(value) > MOST:
-            raise _bad(where, f"a list of at most {MOST} items", value)
-        return tuple(_read(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if get_origin(kind) is Literal:
-        if not isinstance(value, str) or value not in get_args(kind):
-            raise _bad(where, " or ".join(get_args(kind)), value)
-        return value
-    if kind is float and type(value) in (int, float) and abs(value) <= 1e300:  # neither NaN nor infinity
-        return float(value)
-    if kind is float or type(value) is not kind:
-        raise _bad(where, "a finite number" if kind is float else kind.__name__, value)
-    return value
-
-
-def _no_others(found: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
-    """Exactly the known fields: a missing or unknown one is an error."""
-    missing, unknown = [k for k in known if k not in found], [str(k) for k in found if k not in known]
-    if missing or unknown:
-        rows = [("missing", ", ".join(missing)), ("unknown", ", ".join(unknown)), ("known", ", ".join(known))]
-        raise FrtcError("policy.field", f"{where} does not have the fields of {SCHEMA}", [r for r in rows if r[1]])
-
-
-def _bad(where: str, want: str, found: object) -> FrtcError:
-    return FrtcError("policy.field", f"{where} has no valid value", [("wants", want), ("found", repr(found)[:80])])
+        yield read(table[name], {k: v for k, v in item.items() if k != "step"}, f"{where}[{i}].{name}")
 
 
 def _problems(policy: Policy) -> Iterator[str]:
     """What makes a well-typed policy senseless. Steps come in table order, so each reads what earlier ones made."""
     for steps, table in ((policy.prepare, PREPARE), (policy.finish, FINISH)):
-        kinds = list(table.values())
-        order = [kinds.index(type(step)) if type(step) in kinds else -1 for step in steps]
-        if -1 in order or order != sorted(set(order)):
+        if not _in_order([type(step) for step in steps], list(table.values())):
             yield f"the steps are not a part of {', '.join(table)} in this order"
             return  # the checks below look steps up by kind
     state, noise = policy.find(State), policy.find(Noise)
+    yield from _vector_problems("prepare", policy.state_steps, state.dim if state else 0)
     if images := policy.find(Images):
         yield from _image_problems(images)
     if state:
@@ -264,6 +284,16 @@ def _problems(policy: Policy) -> Iterator[str]:
         yield from _size("noise", noise.horizon)
         yield from _size("noise", noise.width)
     yield from _finish_problems(policy, state, noise)
+
+
+def _in_order(found: list[type], table: list[type]) -> bool:
+    """Each kind at most once and in the table's order; kinds of vector steps count as one that may be repeated."""
+    vector = list(VECTOR.values())
+    if not all(kind in table for kind in found):
+        return False
+    ranks = [table.index(vector[0] if kind in vector else kind) for kind in found]
+    once = [rank for rank, kind in zip(ranks, found, strict=True) if kind not in vector]
+    return ranks == sorted(ranks) and len(once) == len(set(once))
 
 
 def _size(name: str, value: int) -> Iterator[str]:
@@ -291,6 +321,27 @@ def _norm_problems(name: str, norm: Norm, dim: int) -> Iterator[str]:
         yield f"{name} has statistics that are not finite"
 
 
+def _vector_problems(where: str, steps: VectorSteps, dim: int) -> Iterator[str]:
+    """dim: how many numbers the steps get."""
+    if len(steps) > VECTOR_STEPS:
+        yield f"{where} has {len(steps)} vector steps, more than {VECTOR_STEPS}"
+    for step in steps:
+        name, dims = type(step).__name__.lower(), () if isinstance(step, Scale) else step.dims
+        if isinstance(step, Scale) and not 1 <= len(step.factor) <= dim:
+            yield f"{where}.{name} has {len(step.factor)} factors for {dim} numbers"
+        elif not isinstance(step, Scale) and not (dims and list(dims) == sorted(set(dims) & set(range(dim)))):
+            yield f"{where}.{name} names dims {list(dims)[:8]}, not rising ones below {dim}"
+        numbers = [v for v in dataclasses.astuple(step) if isinstance(v, float)]
+        if not all(math.isfinite(v) for v in (*numbers, *(step.factor if isinstance(step, Scale) else ()))):
+            yield f"{where}.{name} has numbers that are not finite"
+        ranges = [(step.low, step.high)] if not isinstance(step, Scale) else []
+        if isinstance(step, Linkage):
+            ranges.append((step.zero, step.full))
+            if not (step.crank > 0 and step.arm > 0):
+                yield f"{where}.{name} has no length: arm {step.arm}, crank {step.crank}"
+        yield from (f"{where}.{name}: the range from {low} to {high} is empty" for low, high in ranges if low == high)
+
+
 def _text_problems(prompt: Prompt | None, tokens: Tokens | None, state: State | None) -> Iterator[str]:
     if prompt is None or tokens is None:
         yield "prompt and tokens come together"
@@ -302,7 +353,7 @@ def _text_problems(prompt: Prompt | None, tokens: Tokens | None, state: State | 
         yield f"{numbers} numbers in the prompt do not hold the state"
     if not 1 <= tokens.budget <= 65536:
         yield f"budget {tokens.budget} is not in 1..65536"
-    if not (0 <= tokens.bos < tokens.vocab <= 2**31 - 1 and 0 <= tokens.pad < tokens.vocab):
+    if not (-1 <= tokens.bos < tokens.vocab <= 2**31 - 1 and 0 <= tokens.pad < tokens.vocab):
         yield f"bos {tokens.bos} and pad {tokens.pad} are not below the vocabulary {tokens.vocab}"
     if not re.fullmatch(r"[0-9a-f]{64}", tokens.tokenizer):
         yield "tokens.tokenizer is no SHA-256"
@@ -320,5 +371,6 @@ def _finish_problems(policy: Policy, state: State | None, noise: Noise | None) -
         yield f"slice [{cut.horizon}, {cut.dim}] is larger than noise [{noise.horizon}, {noise.width}]"
     if scale:
         yield from _norm_problems("actions", scale.norm, cut.dim)
+    yield from _vector_problems("finish", policy.action_steps, cut.dim)
     if absolute and len(absolute.mask) > min(cut.dim, state.dim if state else 0):
         yield f"{len(absolute.mask)} absolute dims, but {cut.dim} actions and {state.dim if state else 0} state numbers"

@@ -19,7 +19,7 @@ from frtc.runtime.noise import normal
 from frtc.runtime.policy import Absolute, Images, Noise, Policy, Prompt, Slice, State, Tokens, Unnormalise
 from frtc.runtime.prompt import prompt_text
 from frtc.runtime.steps_image import ImageStep
-from frtc.runtime.steps_vector import Normaliser, absolute, read_state
+from frtc.runtime.steps_vector import Normaliser, absolute, apply, read_state
 from frtc.runtime.tokenize import TokenStep
 
 Array = NDArray[Any]
@@ -31,7 +31,7 @@ class Prepared:
     """inputs: by name, as in Policy.device_inputs; the arrays belong to PolicySteps and live until its next prepare."""
 
     inputs: Mapping[str, Array]
-    state: Array | None  # [dim], robot units, a copy
+    state: Array | None  # [dim], as it was normalised: what relative actions are added to
     draw: int | None  # which Philox draw the noise is; None: given by the caller
 
 
@@ -44,6 +44,7 @@ class PolicySteps:
         images, tokens, scale = policy.find(Images), policy.find(Tokens), policy.find(Unnormalise)
         self.state, self.prompt, self.noise = policy.find(State), policy.find(Prompt), policy.find(Noise)
         self.cut, self.absolute = policy.find(Slice), policy.find(Absolute)
+        self.state_steps, self.action_steps = policy.state_steps, policy.action_steps
         self.images = ImageStep(images) if images else None
         self.tokens = TokenStep(tokens, tokenizer) if tokens else None
         self.normalise = Normaliser(self.state.norm).normalise if self.state else None
@@ -60,8 +61,10 @@ class PolicySteps:
         if self.images:
             self.images.run(observation, self.inputs["images"])
         if self.state and self.normalise:
-            state = read_state(self.state, observation["state"])
-            normalised = self.normalise(state)
+            with np.errstate(over="ignore", invalid="ignore"):  # said by the check below
+                state = apply(self.state_steps, read_state(self.state, observation["state"]))
+                normalised = self.normalise(state)
+            _require_reachable(normalised)
             if self.state.width:
                 self.inputs["state"][: self.state.dim] = normalised
         if self.prompt and self.tokens:
@@ -77,17 +80,15 @@ class PolicySteps:
         if output.ndim != 2 or output.shape[0] < horizon or output.shape[1] < dim:
             raise FrtcError("output.shape", f"the model's output {list(output.shape)} does not hold [{horizon}, {dim}]")
         actions = np.array(output[:horizon, :dim])
-        if not np.isfinite(actions).all():
-            raise FrtcError(
-                "output.nonfinite",
-                "the model's actions are not finite: nothing is sent to the robot",
-                hint="`frtc verify --bisect` names the first tensor that departs",
-            )
+        _require_finite(actions, "the model's actions")
         if self.unnormalise:
             actions = self.unnormalise(actions)
         if self.absolute and prepared.state is not None:
             absolute(actions, prepared.state, self.absolute.mask)
-        return actions.astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # said by the check below
+            made = apply(self.action_steps, actions).astype(np.float32)
+        _require_finite(made, "the actions in robot units")
+        return made
 
     def _noise(self, given: object, draw: int | None) -> int | None:
         if self.noise is None:
@@ -120,3 +121,20 @@ class PolicySteps:
         elif missing:
             code, hint = f"input.{missing[0]}_missing", ""
         raise FrtcError(code, what, rows, hint)
+
+
+def _require_finite(actions: Array, what: str) -> None:
+    if not np.isfinite(actions).all():
+        raise FrtcError(
+            "output.nonfinite",
+            f"{what} are not finite: nothing is sent to the robot",
+            hint="`frtc verify --bisect` names the first tensor that departs",
+        )
+
+
+def _require_reachable(normalised: Array) -> None:
+    """A finite state may still leave float32 on its way to the model."""
+    far = np.flatnonzero(~(np.abs(normalised) <= np.finfo(np.float32).max))
+    if far.size:
+        what = f"state numbers {far.tolist()} are too large once normalised"
+        raise FrtcError("input.state_value", what, hint="are they in the robot's units?")

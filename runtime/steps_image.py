@@ -35,6 +35,11 @@ def fit(height: int, width: int, size: int, role: str) -> tuple[int, int]:
     return h, w
 
 
+def corner(above: int, beside: int, place: str) -> tuple[int, int]:
+    """Top and left of the picture; above, beside: pixels of border in each direction."""
+    return (above, beside) if place == "end" else (above // 2, beside // 2)
+
+
 def pil_weights(n: int, m: int) -> tuple[Array, Array]:
     """For m outputs over n inputs: index i64 [taps, m] and weight i32 [taps, m, 1] in units of 2**-22."""
     scale = n / m
@@ -67,9 +72,9 @@ def pil_pass(source: Array, index: Array, weight: Array, acc: Array, product: Ar
 class PilResize:
     """u8 [height, width, 3] -> u8 [size, size, 3]. Scratch is allocated here, once per input size."""
 
-    def __init__(self, height: int, width: int, size: int, border: float, role: str) -> None:
+    def __init__(self, height: int, width: int, size: int, border: float, role: str, place: str = "center") -> None:
         self.h, self.w = fit(height, width, size, role)
-        self.top, self.left, self.border = (size - self.h) // 2, (size - self.w) // 2, border
+        self.top, self.left, self.border = *corner(size - self.h, size - self.w, place), border
         self.across = pil_weights(width, self.w) if self.w != width else None
         self.down = pil_weights(height, self.h) if self.h != height else None
         block = min(BLOCK, height) * 3
@@ -116,9 +121,9 @@ def torch_weights(n: int, m: int) -> tuple[Array, Array, Array, Array]:
 class TorchResize:
     """u8 or f32 in [0, 1], [height, width, 3] -> f32 [size, size, 3] in [-1, 1]."""
 
-    def __init__(self, height: int, width: int, size: int, border: float, role: str) -> None:
+    def __init__(self, height: int, width: int, size: int, border: float, role: str, place: str = "center") -> None:
         self.h, self.w = fit(height, width, size, role)
-        self.top, self.left, self.border = (size - self.h) // 2, (size - self.w) // 2, border
+        self.top, self.left, self.border = *corner(size - self.h, size - self.w, place), border
         self.resized = (self.h, self.w) != (height, width)
         self.x0, self.x1, left, right = torch_weights(width, self.w)
         self.beside = left.repeat(3, axis=1), right.repeat(3, axis=1)  # [w, 3]: no short inner loop
@@ -175,7 +180,7 @@ class ImageStep:
             plan = self.plans[i]
             if plan is None or self.sizes[i] != image.shape[:2]:  # a new camera size: tables and scratch once
                 height, width = image.shape[:2]
-                plan = self.make(height, width, self.step.size, self.step.border, camera.role)
+                plan = self.make(height, width, self.step.size, self.step.border, camera.role, self.step.place)
                 self.plans[i], self.sizes[i] = plan, image.shape[:2]
             plan.run(image, out[i])
 

@@ -8,6 +8,8 @@
 
 openpi: eps 1e-6, statistics are the doubles of norm_stats.json. lerobot: eps 1e-8 from the pipeline JSON, all in
 float32; ranges are QUANTILES (q01, q99), QUANTILE10 (q10, q90) and MIN_MAX alike. Nothing is clipped.
+
+Steps between the robot's own units and those of the training data (Scale, Linkage, Rescale) compute in float64.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frtc.errors import FrtcError
-from frtc.runtime.policy import Norm, State
+from frtc.runtime.policy import Linkage, Norm, Rescale, Scale, State, VectorSteps
 
 Array = NDArray[Any]
 
@@ -81,6 +83,33 @@ def read_state(step: State, value: object) -> Array:
             "input.state_value", f"state numbers {np.flatnonzero(~np.isfinite(state)).tolist()} are not finite"
         )
     return state
+
+
+def apply(steps: VectorSteps, x: Array) -> Array:
+    """x [..., dim] through the steps, as a new float64 array; x itself where there are none."""
+    if not steps:
+        return x
+    x = x.astype(np.float64)
+    for step in steps:
+        if isinstance(step, Scale):
+            x[..., : len(step.factor)] *= np.asarray(step.factor)
+        else:
+            part = x[..., list(step.dims)]
+            x[..., list(step.dims)] = linkage(step, part) if isinstance(step, Linkage) else rescale(step, part)
+    return x
+
+
+def linkage(step: Linkage, stroke: Array) -> Array:
+    """Law of cosines: where the slider is says how far the crank turned; unreachable positions are clipped."""
+    place = stroke * (step.high - step.low) + step.low
+    with np.errstate(divide="ignore", invalid="ignore"):  # a slider on the axis: clipped, too
+        sine = (step.crank**2 + place**2 - step.arm**2) / (2 * step.crank * place)
+    angle: Array = np.arcsin(np.clip(sine, -1.0, 1.0))
+    return (angle - step.zero) / (step.full - step.zero)
+
+
+def rescale(step: Rescale, x: Array) -> Array:
+    return ((x + step.shift) - step.low) / (step.high - step.low)
 
 
 def absolute(actions: Array, state: Array, mask: tuple[bool, ...]) -> None:

@@ -26,7 +26,8 @@ class TokenStep:
     def run(self, text: str, tokens: NDArray[np.int32]) -> int:
         """Fills tokens [budget]; returns how many are valid."""
         step = self.step
-        ids = [step.bos, *self.tokenizer.encode(text, add_special_tokens=False).ids]
+        begin = [step.bos] if step.bos >= 0 else []
+        ids = [*begin, *self.tokenizer.encode(text, add_special_tokens=False).ids]
         if len(ids) > step.budget:
             rows = [("text", repr(text if len(text) <= 120 else text[:120] + "…"))]
             raise FrtcError(
@@ -35,7 +36,7 @@ class TokenStep:
                 rows,
                 f"shorten it, or compile with --prompt-tokens {len(ids)} or more",
             )
-        if max(ids) >= step.vocab:
+        if max(ids, default=0) >= step.vocab:
             raise FrtcError(
                 "tokenizer.vocab",
                 f"token {max(ids)} is not among the model's {step.vocab} embeddings",
