@@ -20,10 +20,9 @@ from frtc.errors import FrtcError
 from frtc.kernels.catalog import CATALOG, Catalog
 from frtc.kernels.spec import Stage as KernelStage
 from frtc.kernels.targets import Target
-from frtc.lowering.ir import Graph, Let, Module, Node, Step
+from frtc.lowering.ir import Let, Module, Node, Step
 from frtc.lowering.ir import Repeat as IrRepeat
 from frtc.lowering.ir import Run as IrRun
-from frtc.lowering.text import show
 from frtc.runtime import plan
 from frtc.runtime.plan import Call, Entry, Launch, Program, Repeat, Run, Slot, Stage, WeightEntry
 
@@ -61,7 +60,8 @@ def build(
     launches, entries, cubins = _compile(launched, target, done)
     rounds = {name: loop.count for name, loop in loops.items()}
     stages = tuple(_stage(name, calls, target, launches, rounds.get(name, 1)) for name, calls in emitted.items())
-    expressions = dict(module.weights.outputs)
+    known = dict(module.weights.outputs)
+    expressions = {name: known[name] for name in weights.places}
     program = Program(
         model=module.name,
         target=_built_for(target, families, emitted),
@@ -69,7 +69,7 @@ def build(
         arena_nbytes=arena,
         state_nbytes=state,
         kernels=entries,
-        weights=weights.entries(expressions),
+        weights=weights.entries(),
         inputs=tuple(Slot(name, t.dtype, t.shape) for name, t in module.inputs.items()),
         outputs=tuple(_output(module, outside, name) for outside, name in module.outputs),
         stages=stages,
@@ -94,11 +94,8 @@ class _Weights:
             self.places[name] = (node, place)
         return self.places[name][1]
 
-    def entries(self, expressions: Mapping[str, Node]) -> tuple[WeightEntry, ...]:
-        texts = {name: show(Graph("weight", (), (("out", expressions[name]),))) for name in self.places}
-        return tuple(
-            WeightEntry(name, p.buffer.offset, n.dtype, n.shape, texts[name]) for name, (n, p) in self.places.items()
-        )
+    def entries(self) -> tuple[WeightEntry, ...]:
+        return tuple(WeightEntry(name, p.buffer.offset, n.dtype, n.shape) for name, (n, p) in self.places.items())
 
 
 def _require_supported(module: Module) -> None:

@@ -1,12 +1,14 @@
 """Evaluate weight expressions in pieces: rows [a, b) of a weight, in float64, rounded once, without holding the whole.
 
-A slice of rows is pushed through the expression down to the checkpoint tensors, so that a piece reads only its own
-bytes. Expressions that only move data are moved in their stored type: no arithmetic, no float64.
+A slice of rows is pushed through the expression down to the parameters, so that a piece reads only its own bytes.
+Expressions that only move data round each parameter once to its type and move it: no arithmetic, no float64. What
+several weights compute in common, `share` turns into a leaf that is evaluated once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,60 @@ from frtc.lowering.ir import Graph, Node, Type, make, rebuild, tensor, walk
 from frtc.lowering.ops import POINTWISE, slice_
 
 Array = np.ndarray[Any, Any]
-Lookup = Callable[[str], Array]
+Lookup = Callable[[str], Array]  # parameter -> its value in any float type
+
+SHARED = "shared "  # begins the names of shared values: no parameter's name holds a space
 
 PIECE = 1 << 20  # elements evaluated at once: 8 MiB of float64; from 32 MiB on, glibc maps fresh pages for every array
-MOVES = frozenset({"tensor", "cast", "slice", "reshape", "transpose", "broadcast", "concat"})
+MOVES = frozenset({"tensor", "slice", "reshape", "transpose", "broadcast", "concat"})
+LEAVES = frozenset({"tensor", "const"})
+
+
+def share(expressions: Mapping[str, Node], tensors: Lookup) -> tuple[dict[str, Node], Lookup]:
+    """The expressions with what several of them compute as leaves, and a lookup that evaluates each of these once.
+
+    A shared value keeps all bits of its float64, so that no result changes; it has at most PIECE elements.
+    """
+    whole = Graph("weights", (), tuple(expressions.items()))
+    common = _common(whole)
+    definitions: dict[str, Node] = {}
+
+    def visit(old: Node, new: Node) -> Node:
+        if old not in common:
+            return new
+        name = f"{SHARED}{len(definitions)}"
+        definitions[name] = new
+        return tensor(name, new.t)
+
+    changed = rebuild(whole, visit)
+    values: dict[str, Array] = {}
+    busy = RLock()  # a shared value may need another one
+
+    def lookup(name: str) -> Array:
+        if name not in definitions:
+            return tensors(name)
+        with busy:
+            if name not in values:
+                values[name] = run(Graph("shared", (), (("out", definitions[name]),)), {}, lookup, "exact")["out"]
+            return values[name]
+
+    return dict(changed.outputs), lookup
+
+
+def _common(whole: Graph) -> set[Node]:
+    """Small values that are computed for several weights, each as near to its readers as it goes."""
+    readers: dict[Node, set[str]] = {}
+    for name, root in whole.outputs:
+        for node in walk([root]):
+            readers.setdefault(node, set()).add(name)
+    computed: dict[Node, bool] = {}
+    for node in whole.nodes:
+        computed[node] = node.op not in MOVES | LEAVES or any(computed[a] for a in node.operands)
+    shared = [n for n, names in readers.items() if len(names) > 1 and computed[n]]
+    fits = {n for n in shared if isinstance(n.type, Type) and n.type.size <= PIECE}
+    outside = {a for n in whole.nodes if n not in fits for a in n.operands}
+    uses = whole.users()
+    return {n for n in fits if n in outside or n in whole.roots or uses[n] > 1}
 
 
 def pieces(expression: Node, tensors: Lookup) -> Iterator[Array]:
@@ -38,9 +90,7 @@ def pieces(expression: Node, tensors: Lookup) -> Iterator[Array]:
 def _evaluate(whole: Node, tensors: Lookup) -> Array:
     graph, tensors = _sliced_leaves(Graph("weight", (), (("out", whole),)), tensors)
     node = graph.roots[0]
-    only_moves = all(n.op in MOVES or (n.op == "const" and not n.t.is_float) for n in graph.nodes)
-    casts = [n for n in graph.nodes if n.op == "cast"]
-    if only_moves and all(_keeps_value(n) or n is node for n in casts):
+    if all(n.op in MOVES or (n.op == "const" and not n.t.is_float) for n in graph.nodes):
         return run(graph, {}, tensors, "typed")["out"]
     return round_to(run(graph, {}, tensors, "exact")["out"], node.dtype)
 
@@ -64,13 +114,6 @@ def _sliced_leaves(graph: Graph, tensors: Lookup) -> tuple[Graph, Lookup]:
         return view
 
     return rebuild(graph, visit), lookup
-
-
-def _keeps_value(cast: Node) -> bool:
-    """The cast is the only rounding between a stored tensor and the weight: typed evaluation rounds once."""
-    source = cast.args[0]
-    assert source is not None
-    return all(n.op != "cast" for n in walk([source]))
 
 
 def take_rows(node: Node, start: int, stop: int) -> Node:

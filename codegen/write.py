@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from frtc.codegen.build import Built
 from frtc.codegen.plan_writer import PlanWriter
-from frtc.codegen.weights import Lookup, pieces
+from frtc.codegen.weights import Lookup, pieces, share
+from frtc.lowering.ir import Node
 from frtc.runtime.plan import Program
 
 WORKERS = min(8, os.cpu_count() or 1)  # each holds some copies of one piece in float64
@@ -18,26 +18,27 @@ WORKERS = min(8, os.cpu_count() or 1)  # each holds some copies of one piece in 
 
 def write_plan(
     path: Path,
-    built: Built,
     program: Program,
-    tensors: Lookup,
+    expressions: Mapping[str, Node],
+    lookup: Lookup,
     blobs: Mapping[str, bytes],
     evidence: Callable[[Path], Mapping[str, Any]],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> str:
     """Write the Plan and return its plan_id. The file appears when it is complete, or not at all.
 
-    program    built.program with its policy
-    tensors    checkpoint tensor by key
-    blobs      further tensors of bytes (tokenizer)
-    evidence   makes the evidence, given a file that opens as this Plan without any
-    progress   called with (weights written, weights in all)
+    expressions   of each weight, over model parameters
+    lookup        value of a model parameter, in any float type
+    blobs         tensors of bytes: cubins, recipe, tokenizer
+    evidence      makes the evidence, given a file that opens as this Plan without any
+    progress      called with (weights written, weights in all)
     """
-    with PlanWriter(path, program, {**built.cubins, **blobs}) as writer, ThreadPoolExecutor(WORKERS) as pool:
+    expressions, values = share(expressions, lookup)
+    with PlanWriter(path, program, blobs) as writer, ThreadPoolExecutor(WORKERS) as pool:
 
         def write(name: str) -> None:
             row = 0
-            for piece in pieces(built.expressions[name], tensors):
+            for piece in pieces(expressions[name], values):
                 writer.write_weight(name, piece, row)
                 row += len(piece)
 

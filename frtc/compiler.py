@@ -14,23 +14,26 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import frtc
 from frtc import debug, observation, selftest
 from frtc.codegen.build import Built, build
 from frtc.codegen.fusible import implements
+from frtc.codegen.recipe import RECIPE, recipe_text
 from frtc.codegen.write import write_plan
 from frtc.console import size
-from frtc.errors import EnvironmentFault, UsageError, nearest
+from frtc.errors import EnvironmentFault, FrtcError, UsageError, nearest
 from frtc.kernels.targets import Target, load_targets
-from frtc.lowering.ir import Module, Type, fresh_nodes
+from frtc.lowering.ir import Module, fresh_nodes
 from frtc.models import detect, load_families
 from frtc.models.checkpoint import Checkpoint, open_checkpoint
 from frtc.models.evidence import Fact
 from frtc.models.stages import Model
 from frtc.passes.pipeline import Options, Report, run_passes
 from frtc.passes.standard import pipeline
+from frtc.policy import TOKENIZER
 from frtc.policy import Policy as Running
 from frtc.policy_files import PolicyFiles, Sizes, read_policy_files
 from frtc.policy_options import PolicyOptions
@@ -78,7 +81,7 @@ class Opened:
 
     facts     of model and policy, each with its source
     assumed   of the model's sizes; the policy's own are in `files`
-    keys      parameter -> tensor
+    keys      parameter of the model -> tensor of the checkpoint
     """
 
     checkpoint: Checkpoint
@@ -88,6 +91,10 @@ class Opened:
     facts: tuple[Fact, ...]
     assumed: tuple[Assumption, ...]
     keys: Mapping[str, str]
+
+    def read(self, parameter: str) -> np.ndarray[Any, Any]:
+        """The value of a parameter, in the float type that it is stored in."""
+        return self.checkpoint.read(self.keys[parameter])
 
     def policy(self, module: Module) -> Policy:
         """The policy for the traced module, everything assumed in it."""
@@ -139,22 +146,30 @@ def _assumption(model: Model, fact: Fact) -> Assumption:
 def import_module(
     opened: Opened, precision: str = "bf16", progress: Progress = silent, velocity: bool = False
 ) -> Module:
-    """The traced module, weights bound to the checkpoint's tensors; with `velocity`, each step's is a result, too."""
+    """The traced module, its weights the model's parameters; with `velocity`, each step's is a result, too."""
     if precision not in PRECISIONS:
         raise UsageError("option.precision", f"there is no precision {precision}", [("known", ", ".join(PRECISIONS))])
     stages = opened.model.stages(opened.config, PRECISIONS[precision], velocity)
-    tensors = {p: (key, _stored(opened.checkpoint, key)) for p, key in opened.keys.items()}
     names = list(stages)
 
     def starts(stage: str) -> None:
         progress(f"trace {stage}", names.index(stage) / len(names))
 
-    return trace(opened.model.name, stages, opened.model.schedule(opened.config), tensors, starts)
+    module = trace(opened.model.name, stages, opened.model.schedule(opened.config), starts)
+    _require_mapped(module, opened)
+    return module
 
 
-def _stored(checkpoint: Checkpoint, key: str) -> Type:
-    info = checkpoint.tensors[key]
-    return Type(info.dtype, info.shape)
+def _require_mapped(module: Module, opened: Opened) -> None:
+    """Every parameter that a program reads is a tensor of its shape: what the model's weight map promises."""
+    for leaf in (n for n in module.weights.nodes if n.op == "tensor"):
+        name, key = leaf["key"], opened.keys.get(leaf["key"])
+        if key is None:
+            rows = [("nearest", nearest(name, opened.keys) or "none")]
+            raise FrtcError("lowering.weight", f"no checkpoint tensor is mapped to {name} : {leaf.type}", rows)
+        if (found := opened.checkpoint.tensors[key]).shape != leaf.shape:
+            what = f"{name} wants {leaf.type}, checkpoint tensor {key} is {found}"
+            raise FrtcError("lowering.weight", what, [("checkpoint", str(opened.checkpoint))])
 
 
 def optimise(
@@ -205,8 +220,9 @@ def compile(
         facts = {"frtc": frtc.__version__, "source": source_of(opened), "options": options_json(options)}
         return facts | ({"self_test": _self_test(written, module, built, progress)} if options.self_test else {})
 
-    tensors, blobs = opened.checkpoint.read, {"tokenizer": opened.files.tokenizer}
-    plan_id = write_plan(out, built, program, tensors, blobs, evidence, _bytes_written(program, progress))
+    blobs = {**built.cubins, RECIPE: recipe_text(built.expressions), TOKENIZER: opened.files.tokenizer}
+    watch = _bytes_written(program, progress)
+    plan_id = write_plan(out, program, built.expressions, opened.read, blobs, evidence, watch)
     clock.lap("self-test" if options.self_test else "finish")
     about = (opened.model.title, opened.facts, policy, program, costs_of(built), report.fired, clock.seconds)
     return CompileReport.of(out, plan_id, *about)
@@ -275,7 +291,8 @@ def sizes_of(module: Module) -> Sizes:
     tables = [n.args[0] for g in module.graphs for n in g.nodes if n.op == "embedding"]
     vocab = max((t.shape[0] for t in tables if t is not None), default=0)
     horizon, width = inputs["noise"].shape
-    return Sizes(inputs["images"].shape[-2], inputs["tokens"].shape[-1], vocab, horizon, width)
+    state = inputs["state"].shape[-1] if "state" in inputs else 0
+    return Sizes(inputs["images"].shape[-2], inputs["tokens"].shape[-1], vocab, horizon, width, state)
 
 
 def source_of(opened: Opened) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Trace a model's stages and compose them into one IR module, weights bound to the tensors of a checkpoint.
+"""Trace a model's stages and compose them into one IR module.
 
 Imports torch: only the compile side loads this file.
 """
@@ -6,13 +6,14 @@ Imports torch: only the compile side loads this file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from frtc.lowering import ops
-from frtc.lowering.from_torch import lower
-from frtc.lowering.ir import Graph, Let, Module, Node, Repeat, Run, Step, Type, input_, rebuild, tensor
+from frtc.lowering.ir import Graph, Let, Module, Node, Repeat, Run, Step, Type, input_, rebuild
+from frtc.lowering.programs import lower_programs
 from frtc.models import stages as model_stages
 from frtc.models.stages import Schedule, Stage
 
@@ -23,35 +24,17 @@ def trace(
     name: str,
     stages: Mapping[str, Stage],
     schedule: Schedule,
-    tensors: Mapping[str, tuple[str, Type]],
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Module:
-    """The raw module of a model.
+    """The raw module of a model; the leaves of its weights are the model's parameters.
 
-    tensors    parameter -> (key in the checkpoint, type it is stored in); the weight is in the module's type
     progress   called with each stage's name before it is traced
     """
-    graphs = []
-    for stage in stages.values():
-        progress(stage.name)
-        graphs.append(lower(stage.module, stage.args, stage.inputs, stage.outputs, stage.name, scope=stage.scope))
+    module = lower_programs(name, stages.values(), progress=progress)
     steps = tuple(step for s in schedule.steps for step in _steps(s))
     tables = {s.stage: s.tables for s in schedule.steps if isinstance(s, model_stages.Repeat)}
-    graphs = [_with_tables(g, tables.get(g.name, {})) for g in graphs]
-    outputs = tuple(schedule.outputs.items())
-    return Module(name, tuple(graphs), bind(graphs, tensors), steps, outputs)
-
-
-def bind(graphs: list[Graph], tensors: Mapping[str, tuple[str, Type]]) -> Graph:
-    """The weights graph: every parameter that a program reads is its checkpoint tensor, cast to the module's type."""
-    parameters = {n["name"]: n for g in graphs for n in g.nodes if n.op == "weight"}
-    outputs = []
-    for parameter, node in sorted(parameters.items()):
-        key, stored = tensors[parameter]
-        leaf = tensor(key, stored)
-        value: Node = leaf if stored.dtype == node.dtype else ops.cast(leaf, dtype=node.dtype)
-        outputs.append((parameter, value))
-    return Graph("weights", (), tuple(outputs))
+    graphs = tuple(_with_tables(g, tables.get(g.name, {})) for g in module.graphs)
+    return replace(module, graphs=graphs, schedule=steps, outputs=tuple(schedule.outputs.items()))
 
 
 def _steps(step: model_stages.Run | model_stages.Repeat) -> list[Step]:

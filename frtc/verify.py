@@ -48,10 +48,10 @@ class Reference:
     module: Module
 
     def weights(self, module: Module, mode: str) -> Weights:
-        expressions, tensors = dict(module.weights.outputs), self.opened.checkpoint.read
+        expressions, values = dict(module.weights.outputs), self.opened.read
 
         def weight(name: str) -> Array:
-            value = run(Graph("weight", (), (("out", expressions[name]),)), {}, tensors, "exact")["out"]
+            value = run(Graph("weight", (), (("out", expressions[name]),)), {}, values, "exact")["out"]
             return value.astype(np.float32) if mode == "wide" and value.dtype == np.float64 else value
 
         return weight

@@ -28,7 +28,8 @@ def run(
     """Results by name; new versions of written states under the state's name.
 
     inputs    arrays by the names of inputs and states, in any float type (rounded to the declared one)
-    weights   returns a weight (or, in a weights graph, a checkpoint tensor) by name
+    weights   returns a weight (or, in a weights graph, a parameter) by name, in any float type: "typed" rounds it once
+              to its type, "wide" to float32, "exact" takes all its bits
     """
     values: dict[Node, Any] = {}
     remaining = graph.users()
@@ -76,7 +77,7 @@ def _run_steps(
 def evaluate_weights(module: Module, tensors: Lookup, mode: str = "typed") -> dict[str, Array]:
     """Every weight of the module, its expression evaluated in float64 and rounded once to the weight's type.
 
-    tensors   returns a checkpoint tensor by its key; mode "wide" skips the rounding of the result (float32)
+    tensors   returns a parameter by its name, in any float type; mode "wide" skips the rounding of the result (float32)
     """
     exact = run(module.weights, {}, tensors, "exact")
     return {k: stored(exact[k], n.t, "typed" if mode == "typed" else "wide") for k, n in module.weights.outputs}

@@ -1,9 +1,9 @@
 """The IR: typed, SSA, immutable, interned.
 
 A Graph computes named results from named inputs. A Module is a set of graphs (programs, with variants), the
-expressions that make its weights from checkpoint tensors, and a schedule. Types carry an optional scale, so that FP8,
-MX and NVFP4 are instances of one type. States are values that outlive a run: `write` returns the next version of one,
-and the chain of versions orders all reads and writes.
+expressions that make its weights from the model's parameters, and a schedule. Types carry an optional scale, so that
+FP8, MX and NVFP4 are instances of one type. States are values that outlive a run: `write` returns the next version of
+one, and the chain of versions orders all reads and writes.
 
 Nodes are interned: equal means identical, so common subexpressions vanish as they are built. `loc` is not part of it.
 """
@@ -79,7 +79,7 @@ CONST_LEAVES = frozenset({"const", "weight", "tensor"})
 class Node:
     """One value: op, operands (None where an optional one is absent), attributes, type. Built by the ops.
 
-    is_const is true when the value depends on nothing but literals and checkpoint tensors.
+    is_const is true when the value depends on nothing but literals and parameters.
     """
 
     __slots__ = ("__weakref__", "args", "attrs", "is_const", "loc", "op", "type")
@@ -164,7 +164,7 @@ def weight(name: str, type: Type) -> Node:
 
 
 def tensor(key: str, type: Type) -> Node:
-    """A checkpoint tensor by its key in the file. Leaves of weight expressions."""
+    """A parameter of the model by its name: a leaf of weight expressions. Who evaluates one looks its value up."""
     return make("tensor", (), {"key": key}, type)
 
 
@@ -289,7 +289,7 @@ class Module:
     """A model: programs, the expressions that make their weights, and the schedule that runs them.
 
     graphs     all variants of all programs, in order
-    weights    a graph without inputs: each output names a weight, its leaves are checkpoint tensors
+    weights    a graph without inputs: each output names a weight, its leaves are parameters
     schedule   what one inference runs
     outputs    (name outside, name in the environment) of each result of an inference
     """

@@ -26,7 +26,7 @@ class Pattern:
 class Var(Pattern):
     """A hole for one node, or, in an attribute's place, for its value.
 
-    const   True: only values made of literals and checkpoint tensors; False: only others
+    const   True: only values made of literals and parameters; False: only others
     dtype   element type the node must have
     where   further condition on the node or value
     """

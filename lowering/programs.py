@@ -7,16 +7,13 @@ A program is whatever has the fields of `Traceable`; a model's stage records do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import nn
 
-from frtc.errors import FrtcError, nearest
-from frtc.lowering import ir
-from frtc.lowering.aten import cast
 from frtc.lowering.from_torch import constants, export, mutated, translate
-from frtc.lowering.ir import Graph, Module, Node, Step, Type
+from frtc.lowering.ir import Graph, Module, Node, Step, tensor
 
 
 class Traceable(Protocol):
@@ -46,49 +43,33 @@ def lower_programs(
     name: str,
     programs: Iterable[Traceable],
     schedule: tuple[Step, ...] = (),
-    keys: Mapping[str, str] | None = None,
-    tensors: Mapping[str, Type] | None = None,
+    progress: Callable[[str], None] = lambda program: None,
 ) -> Module:
     """The raw IR of a model. A buffer that any program changes is a state of all of them.
 
-    keys       weight name -> its key in the checkpoint (absent: keys are the weights' names)
-    tensors    key -> type in the file (absent: the file holds what the module declares)
+    progress   called with each program's name before it is traced
     """
-    exported = [(p, export(p.module, p.args, p.name)) for p in programs]
+    exported = []
+    for p in programs:
+        progress(p.name)
+        exported.append((p, export(p.module, p.args, p.name)))
     states = {_join(p.scope, s) for p, program in exported for s in mutated(program)}
     graphs, literals = [], dict[str, Node]()
     for p, program in exported:
         own = {s.removeprefix(f"{p.scope}." if p.scope else "") for s in states}
         graphs.append(translate(program, p.inputs, p.outputs, p.name, scope=p.scope, states=own))
         literals |= constants(program, p.scope)
-    return Module(name, tuple(graphs), define_weights(graphs, keys, tensors, literals), schedule)
+    return Module(name, tuple(graphs), define_weights(graphs, literals), schedule)
 
 
-def define_weights(
-    graphs: Iterable[Graph],
-    keys: Mapping[str, str] | None = None,
-    tensors: Mapping[str, Type] | None = None,
-    literals: Mapping[str, Node] | None = None,
-) -> Graph:
-    """The weights graph: each weight that is read is one checkpoint tensor, cast to the weight's element type."""
+def define_weights(graphs: Iterable[Graph], literals: Mapping[str, Node] | None = None) -> Graph:
+    """The weights graph: each weight that is read is the model's parameter of that name, or its literal.
+
+    No layout of any checkpoint is in it: who evaluates it looks a parameter up, in whatever float type that is stored.
+    """
     wanted = {n["name"]: n.t for g in graphs for n in g.nodes if n.op == "weight"}
-    outputs = []
-    for name in sorted(wanted):
-        leaf = (literals or {}).get(name)
-        outputs.append((name, leaf if leaf is not None else _definition(name, wanted[name], keys, tensors)))
-    return Graph("weights", (), tuple(outputs))
-
-
-def _definition(name: str, type: Type, keys: Mapping[str, str] | None, tensors: Mapping[str, Type] | None) -> Node:
-    if keys is not None and name not in keys:
-        rows = [("nearest", near)] if (near := nearest(name, keys)) else []
-        raise FrtcError("lowering.weight", f"no checkpoint tensor is mapped to weight {name} : {type}", rows)
-    key = name if keys is None else keys[name]
-    stored = type if tensors is None else tensors.get(key)
-    if stored is None or stored.shape != type.shape:
-        found = stored or "absent"
-        raise FrtcError("lowering.weight", f"weight {name} wants {type}, checkpoint tensor {key} is {found}")
-    return cast(ir.tensor(key, stored), type.dtype)
+    known = literals or {}
+    return Graph("weights", (), tuple((name, known.get(name) or tensor(name, wanted[name])) for name in sorted(wanted)))
 
 
 def _join(scope: str, name: str) -> str:

@@ -36,14 +36,14 @@ def parse_module(text: str) -> Module:
     return Parser(text).module()
 
 
-def show(graph: Graph) -> str:
-    """The graph as text; ends with a newline."""
+def show(graph: Graph, locations: bool = True) -> str:
+    """The graph as text; ends with a newline. `locations`: say behind each node where it came from."""
     names, lines, weights = _Names(graph), [], []
     for node in graph.nodes:
         if node.op == "weight":
             weights.append(f"  @{node['name']} : {node.type}")
         elif node.op not in ("input", "state", "item"):
-            where = f"  # {node.loc}" if node.loc else ""
+            where = f"  # {node.loc}" if node.loc and locations else ""
             lines.append(f"  {names.new(node)} = {_call(node, names)} : {_type(node.type)}{where}")
     variant = f"[{graph.variant}]" if graph.variant else ""
     head = ", ".join(f"{n['name']}: {n.type}" for n in graph.inputs)

@@ -97,9 +97,9 @@ def verify_module(module: Module) -> None:
                 found = defined.get(node["name"], "nothing")
                 raise Invalid(f"graph {graph.name}: weight {node['name']} is {node.type}, its definition gives {found}")
             if node.op == "tensor":
-                raise Invalid(f"graph {graph.name}: checkpoint tensor {node['key']} outside the weights")
+                raise Invalid(f"graph {graph.name}: parameter {node['key']} outside the weights")
     if module.weights.inputs or any(n.op in ("input", "weight") for n in module.weights.nodes):
-        raise Invalid("the weights depend on more than checkpoint tensors and literals")
+        raise Invalid("the weights depend on more than parameters and literals")
     _verify_schedule(module, module.schedule, {})
 
 

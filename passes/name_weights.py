@@ -2,7 +2,7 @@
 
     linear(%x, concat(@q, @k, @v))  ->  linear(%x, @layers.0.attn.q|k|v)     weights: concat(tensor(..), ..)
 
-The expression over checkpoint tensors is kept in the module's `weights`: it is what writes the Plan, what `update`
+The expression over the model's parameters is kept in the module's `weights`: it is what writes the Plan, what `update`
 evaluates again for another checkpoint, and what `explain` shows. Scalar literals stay where they are.
 """
 
@@ -78,5 +78,5 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def used_tensors(weights: Graph) -> Mapping[str, Node]:
-    """Checkpoint tensors that the weights read, by key."""
+    """Parameters that the weights read, by name."""
     return {n["key"]: n for n in weights.nodes if n.op == "tensor"}

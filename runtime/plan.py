@@ -123,13 +123,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class WeightEntry:
-    """A weight: a tensor of the Plan, and the IR text of the expression over checkpoint tensors that made it."""
+    """A weight: a tensor of the Plan. The Plan's recipe says how it is made of the model's parameters."""
 
     name: str
     offset: int
     dtype: str
     shape: tuple[int, ...]
-    expression: str
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ from frtc.compiler import (
 from frtc.console import Progress, Result, table
 from frtc.errors import FrtcError
 from frtc.explain import OUTCOMES, Chosen, Explanation, Fate, explain
-from frtc.lowering.ir import Graph, Module, Run, fresh_nodes, tensor, walk
+from frtc.lowering.ir import Module, Run, fresh_nodes
+from frtc.lowering.programs import define_weights
 from frtc.lowering.text import parse, parse_module
 from frtc.options import add_policy_options, policy_options, sizes
 from frtc.passes.standard import pipeline
@@ -62,10 +63,8 @@ def read_ir(path: Path) -> Module:
     if text.lstrip().startswith("module"):
         return parse_module(text)
     graph = parse(text)
-    weights = sorted((n for n in walk(graph.roots) if n.op == "weight"), key=lambda n: str(n["name"]))
-    outputs = tuple((str(n["name"]), tensor(n["name"], n.t)) for n in weights)
     results = tuple((name, name) for name, _ in graph.outputs)
-    return Module("text", (graph,), Graph("weights", (), outputs), (Run(graph.name),), results)
+    return Module("text", (graph,), define_weights([graph]), (Run(graph.name),), results)
 
 
 def _text(found: Explanation, wanted: str, whole: bool) -> str:

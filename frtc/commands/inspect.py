@@ -11,7 +11,7 @@ from typing import Any
 from frtc.console import Result, size, table
 from frtc.policy import notes
 from frtc.report import launches_of, memory_rows
-from frtc.runtime.plan import Program, Repeat, Run, unrolled
+from frtc.runtime.plan import Repeat, Run, unrolled
 from frtc.runtime.plan_file import Plan, open_plan
 
 PARTS = ("calls", "kernels", "weights")
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> Result:
     plan = open_plan(args.plan)
     lists = {"calls": _calls, "kernels": _kernels, "weights": _weights}
     wanted = [part for part in PARTS if getattr(args, part)]
-    text = [_summary(plan), *(f"{part}\n{table(lists[part](plan.program))}" for part in wanted)]
+    text = [_summary(plan), *(f"{part}\n{table(lists[part](plan))}" for part in wanted)]
     return Result("\n".join(text), _data(plan))
 
 
@@ -85,9 +85,9 @@ def _short(value: Any) -> str:
     return repr(value) if isinstance(value, str) else str(value)
 
 
-def _calls(p: Program) -> list[tuple[str, ...]]:
+def _calls(plan: Plan) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for stage in p.stages:
+    for stage in plan.program.stages:
         for i, call in enumerate(stage.calls):
             results = ", ".join(f"{r.dtype}{list(r.shape)}" for r in call.results)
             used = ", ".join(f"kernel {n.kernel} grid {'x'.join(map(str, n.grid))}" for n in call.launches)
@@ -95,17 +95,24 @@ def _calls(p: Program) -> list[tuple[str, ...]]:
     return rows
 
 
-def _kernels(p: Program) -> list[tuple[str, ...]]:
+def _kernels(plan: Plan) -> list[tuple[str, ...]]:
+    p = plan.program
     uses = Counter(n.kernel for s in p.stages for c in s.calls for n in c.launches)
     return [(str(i), k.cubin, f"{uses[i]} launches", f"{k.smem} B smem", k.symbol) for i, k in enumerate(p.kernels)]
 
 
-def _weights(p: Program) -> list[tuple[str, ...]]:
-    """Each weight with the expression over checkpoint tensors that made it."""
+def _weights(plan: Plan) -> list[tuple[str, ...]]:
+    """Each weight with the expression over the model's parameters that makes it."""
+    from frtc.codegen.recipe import RECIPE, read_recipe
+    from frtc.lowering.ir import Graph
+    from frtc.lowering.text import show
+
+    made = read_recipe(bytes(plan.files()[RECIPE]))
     rows: list[tuple[str, ...]] = []
-    for w in p.weights:
-        made = " ".join(line.strip() for line in w.expression.splitlines()[1:-1])
-        rows.append((w.name, f"{w.dtype}{list(w.shape)}", size(w.nbytes), made))
+    for w in plan.program.weights:
+        text = show(Graph("weight", (), (("out", made[w.name]),)))
+        expression = " ".join(line.strip() for line in text.splitlines()[1:-1])
+        rows.append((w.name, f"{w.dtype}{list(w.shape)}", size(w.nbytes), expression))
     return rows
 
 

@@ -118,7 +118,7 @@ def ops(result: Built, stage: str) -> list[str]:
 
 def module_of(text: str) -> Module:
     """The module that `text` shows. A graph alone becomes one that runs it once and returns its results; its weights
-    are checkpoint tensors of the same name."""
+    are parameters of the same name."""
     text = dedent(text).strip()
     if text.startswith("module"):
         return parse_module(text)

@@ -132,7 +132,9 @@ def test_weights_lie_in_order_of_first_use_with_their_expressions() -> None:
     v, w, t = result.program.weights
     assert [x.name for x in (v, w, t)] == ["v", "w", "t"]
     assert (v.offset, w.offset, t.offset) == (0, 96 * 96, 2 * 96 * 96)
-    assert "tensor(key=v)" in v.expression and "cast" in v.expression
+    assert list(result.expressions) == ["v", "w", "t"]
+    made = result.expressions["v"]
+    assert (made.op, [n["key"] for n in made.operands]) == ("cast", ["v"])
 
 
 LARGE = """

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from frtc.codegen import weights
-from frtc.codegen.weights import padded_row, pieces, take_rows
+from frtc.codegen.recipe import read_recipe, recipe_text
+from frtc.codegen.weights import padded_row, pieces, share, take_rows
+from frtc.errors import FrtcError
 from frtc.lowering.interpret import run
 from frtc.lowering.ir import Graph, Node, Type, tensor
 from frtc.lowering.ops import add, cast, concat, const, linear, matmul, mul, reshape, slice_, transpose
@@ -106,3 +108,60 @@ def test_only_the_rows_of_a_piece_are_converted(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(weights, "run", watched)
     whole(mul(slice_(Q, axis=-1, start=2, stop=6), 2.0, dtype="bf16"))
     assert seen == [(4, 4)] * 3
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("declared", ["bf16", "f32"])
+def test_a_parameter_is_rounded_once_however_it_is_stored(declared: str, stored: str) -> None:
+    """Moved as it is: one rounding to the parameter's type. In arithmetic: all bits of what is stored."""
+    values = VALUES["q"].astype(np.dtype(stored) if stored != "bfloat16" else ml_dtypes.bfloat16)
+    q = tensor("q", Type(declared, (12, 8)))
+    lookup = {"q": values}.__getitem__
+    exact = values.astype(np.float64)
+    moved = np.concatenate(list(pieces(transpose(q, perm=(-1, -2)), lookup)))
+    np.testing.assert_array_equal(moved, (_bf16(exact) if declared == "bf16" else exact.astype(np.float32)).T)
+    scaled = np.concatenate(list(pieces(mul(q, 3.0, dtype="bf16"), lookup)))
+    np.testing.assert_array_equal(scaled, _bf16(exact * 3))
+    narrowed = np.concatenate(list(pieces(cast(q, dtype="bf16"), lookup)))
+    np.testing.assert_array_equal(narrowed, _bf16(exact))
+
+
+def test_what_weights_share_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain that three weights read, a value of it that one of them reads too, and one too large to keep."""
+    inner = linear(S, Q)  # f32 [12]
+    outer = mul(linear(inner, transpose(Q, perm=(-1, -2))), 2.0)  # f32 [8]
+    large = mul(K, S)  # f32 [6, 8]
+    expressions = {
+        "a": mul(K, outer, dtype="bf16"), "b": add(outer, S), "c": add(outer, 1.0), "d": cast(inner, dtype="bf16"),
+        "e": cast(outer, dtype="bf16"), "f": large, "g": transpose(large, perm=(-1, -2)),
+    }  # fmt: skip
+    expected = {name: whole(e) for name, e in expressions.items()}
+    evaluated: list[str] = []
+
+    def watched(graph: Graph, *others: Any) -> dict[str, np.ndarray]:
+        evaluated.extend(n.op for n in graph.nodes if n.op == "linear")
+        return run(graph, *others)
+
+    monkeypatch.setattr(weights, "PIECE", 20)
+    monkeypatch.setattr(weights, "run", watched)
+    shared, lookup = share(expressions, VALUES.__getitem__)
+    for name, expression in shared.items():
+        np.testing.assert_array_equal(np.concatenate(list(pieces(expression, lookup))), expected[name], err_msg=name)
+    assert evaluated == ["linear", "linear"]
+    assert shared["f"] is expressions["f"], "more than a piece is not kept"
+
+
+def test_a_recipe_reads_back_as_it_was() -> None:
+    """The same nodes, what they share written once; text and expressions determine each other."""
+    named = {"x.0|y.0": EXPRESSIONS["norm"], "literal": const(0.1, "f32", (3,)), **EXPRESSIONS}
+    text = recipe_text(named)
+    assert read_recipe(text) == named and list(read_recipe(text)) == list(named)
+    assert recipe_text(read_recipe(text)) == text
+    assert text.count(b"tensor(key=q)") == 1
+
+
+@pytest.mark.parametrize("text", [b"graph weights() {", b"\xff", b""])
+def test_a_recipe_that_cannot_be_read(text: bytes) -> None:
+    with pytest.raises(FrtcError) as refused:
+        read_recipe(text)
+    assert refused.value.code == "plan.recipe"

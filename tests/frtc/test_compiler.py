@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from frtc.compiler import CompileOptions, compile
-from frtc.errors import UsageError
+from frtc.compiler import CompileOptions, Opened, compile, import_module
+from frtc.errors import FrtcError, UsageError
 from frtc.lowering.ir import Type, fresh_nodes, input_, weight
 from frtc.lowering.ops import linear
+from frtc.models import load_models
+from frtc.models.checkpoint import open_checkpoint
 from frtc.models.stages import Run, Schedule, Stage
 from frtc.trace import trace
 
@@ -24,7 +29,7 @@ def test_locations_are_this_models_own() -> None:
         stage = Stage("s", nn.Linear(8, 4, bias=False).eval(), "s", (torch.empty(3, 8),), ("x",), ("y",))
     schedule = Schedule(("x",), (Run("s"),), {"y": "y"})
     with fresh_nodes():
-        module = trace("m", {"s": stage}, schedule, {"s.weight": ("w", Type("f32", (4, 8)))})
+        module = trace("m", {"s": stage}, schedule)
     ((_, traced),) = module.graph("s").outputs
     assert (traced.op, traced.type) == (earlier.op, earlier.type)
     assert traced is not earlier and "other.py" not in traced.loc
@@ -35,3 +40,25 @@ def test_a_precision_that_no_kernel_serves_is_refused_before_anything_is_read(tm
     with pytest.raises(UsageError, match="precision f32") as refused:
         compile(tmp_path / "absent", "hopper", tmp_path / "a.plan", CompileOptions(precision="f32"))
     assert (refused.value.code, refused.value.exit_code) == ("option.precision", 2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "no checkpoint tensor is mapped to s.weight : f32"),
+        ({"s.weight": "b"}, "s.weight wants f32.4,8., checkpoint tensor b is bf16.8,4."),
+    ],
+)
+def test_a_weight_map_that_does_not_hold_what_it_promises(keys: dict[str, str], said: str, tmp_path: Path) -> None:
+    """Models of plug-ins are checked, too: a parameter that is read is mapped, to a tensor of its shape."""
+    header = json.dumps({"b": {"dtype": "BF16", "shape": [8, 4], "data_offsets": [0, 64]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+    with torch.device("meta"):
+        stage = Stage("s", nn.Linear(8, 4, bias=False).eval(), "s", (torch.empty(3, 8),), ("x",), ("y",))
+    schedule = Schedule(("x",), (Run("s"),), {"y": "y"})
+    known = next(iter(load_models().values()))
+    model = replace(known, stages=lambda *_: {"s": stage}, schedule=lambda _: schedule)
+    opened = Opened(open_checkpoint(tmp_path), model, None, None, (), (), keys)  # type: ignore[arg-type]
+    with pytest.raises(FrtcError, match=said) as refused:
+        import_module(opened)
+    assert refused.value.code == "lowering.weight"

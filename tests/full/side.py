@@ -45,7 +45,7 @@ def interpreter(plan: Plan, checkpoint: Path) -> Iterator[tuple[str, Array]]:
     families_for(target, options.family)
     opened = open_model(checkpoint, options)
     module = optimise(opened, target, options, Options.from_environment())[0]
-    weight = weights(dict(module.weights.outputs), opened.checkpoint.read)
+    weight = weights(dict(module.weights.outputs), opened.read)
     with Policy(plan, Emulator(plan)) as policy:
         env: dict[str, Any] = {name: array.copy() for name, array in inputs(policy).items()}
     sources = {step.name: step.source for step in module.schedule if isinstance(step, Let)}

@@ -105,12 +105,12 @@ def _modules() -> dict[str, tuple[Callable[[], Module], str]]:
         "weight without a definition": (lambda: Module("m", (STEP,)), "weight w is f32"),
         "weight of another type": (
             lambda: Module("m", (STEP,), Graph("weights", (), (("w", ir.tensor("a", Type("bf16", (4, 4)))),))), "bf16"),
-        "checkpoint tensor in a program": (
-            lambda: Module("m", (graph_of(ir.tensor("a", F4), "p"),)), "checkpoint tensor a outside the weights"),
+        "parameter in a program": (
+            lambda: Module("m", (graph_of(ir.tensor("a", F4), "p"),)), "parameter a outside the weights"),
         "weights with an input": (
-            lambda: Module("m", (), Graph("weights", (X,), (("w", X),))), "depend on more than checkpoint tensors"),
+            lambda: Module("m", (), Graph("weights", (X,), (("w", X),))), "depend on more than parameters"),
         "weights out of weights": (
-            lambda: Module("m", (), Graph("weights", (), (("v", W),))), "depend on more than checkpoint tensors"),
+            lambda: Module("m", (), Graph("weights", (), (("v", W),))), "depend on more than parameters"),
         "an unknown program": (lambda: Module("m", (other,), schedule=(Run("stop"),)), "runs stop"),
         "an unknown program inside": (
             lambda: Module("m", (other,), schedule=(Repeat(2, "k", (While("go", (Run("stop"),)),)),)), "runs stop"),

@@ -3,7 +3,7 @@
     expect_pass(canonicalize, fires={"casts": 1}, before="graph g(x: bf16[4]) {...}", after="graph g(x: bf16[4]) {...}")
     expect_unchanged(canonicalize, "graph g(x: bf16[4]) {...}")
 
-The texts are graphs or modules; a graph's weights are checkpoint tensors of the same name, and its schedule runs it
+The texts are graphs or modules; a graph's weights are parameters of the same name, and its schedule runs it
 once. Checked: the result's text is `after`; the rules that fired, and how often; a second run changes nothing; text to
 IR and back is the identity; both sides compute the same on seeded inputs, widened and as typed (passes/check.py).
 """

@@ -89,7 +89,7 @@ def entries() -> tuple[tuple[WeightEntry, ...], int]:
     """The weights block: (entries, bytes)."""
     at, found = 0, []
     for name, array in weights().items():
-        entry = WeightEntry(name, at, "f32", array.shape, f"tensor({name})")
+        entry = WeightEntry(name, at, "f32", array.shape)
         found.append(entry)
         at += -(-entry.nbytes // 256) * 256
     return tuple(found), at

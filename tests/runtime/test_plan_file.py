@@ -64,7 +64,7 @@ def test_every_element_type_is_one_of_safetensors(tmp_path: Path) -> None:
     entries, arrays, at = [], {}, 0
     shapes: list[tuple[int, ...]] = [(), (5,), (2, 5), (2, 3, 5), (0, 4)]
     for i, dtype in enumerate(DTYPES):
-        entry = WeightEntry(dtype, at, dtype, shapes[i % len(shapes)], "")
+        entry = WeightEntry(dtype, at, dtype, shapes[i % len(shapes)])
         entries.append(entry)
         arrays[dtype] = np.ones(entry.shape or (1,), DTYPES[dtype].numpy)
         at += -(-entry.nbytes // 256) * 256

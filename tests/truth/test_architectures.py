@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from frtc.lowering.ir import Graph, Module, Node, Type
+from frtc.lowering.ir import Graph, Module, Node
 from frtc.lowering.ops import POINTWISE
 from frtc.models import pi05
 from frtc.passes.check import relative_error
@@ -31,9 +31,8 @@ def subject_of(number: int, dtype: torch.dtype = torch.float32) -> tuple[Subject
     config = draw(number)
     model, inputs = random_model(config, number), random_inputs(config, number)
     state = {name: value.detach().numpy() for name, value in model.state_dict().items()}
-    tensors = {name: (name, Type("f32", value.shape)) for name, value in state.items()}
     stages = pi05.stages(config, dtype, True)
-    module = trace("pi05", stages, pi05.schedule(config), tensors)
+    module = trace("pi05", stages, pi05.schedule(config))
     expected, x, velocity = eager(model, {name: torch.from_numpy(value) for name, value in inputs.items()})
     return Subject(module, state.__getitem__, inputs, x, velocity), expected
 

@@ -21,7 +21,7 @@ from frtc.codegen.fusible import implements
 from frtc.compiler import PRECISIONS, CompileOptions, Opened, import_module, open_model, sizes_of
 from frtc.kernels.targets import load_targets
 from frtc.lowering.interpret import evaluate_weights, run, run_module
-from frtc.lowering.ir import Module, Node, Repeat, Type
+from frtc.lowering.ir import Module, Node, Repeat
 from frtc.models import pi05
 from frtc.models.checkpoint import Checkpoint, read_header
 from frtc.models.stages import Run, Schedule, Stage
@@ -42,7 +42,7 @@ class Subject:
     """A traced model, one observation for it and the reference's answers.
 
     module     raw; its denoise program returns the velocity v_t beside x_t
-    tensors    checkpoint tensor by key
+    tensors    value of a parameter
     inputs     what an inference needs, by name
     x, velocity   per step: where the reference stood and what it answered, f32 [steps, H, A]
     """
@@ -150,13 +150,11 @@ def golden(precision: str) -> Subject:
     loop = pi05.schedule(config).steps[-1]
     schedule = Schedule((*entered.inputs, "noise"), (Run("prefix"), loop), {"actions": "x_t"})
     checkpoint = Checkpoint(truth.GOLDEN, (truth.GOLDEN,), read_header(truth.GOLDEN))
-    parameters = ((pi05.WEIGHTS.parameter(key), key) for key in checkpoint.tensors)
-    stored = {key: Type(info.dtype, info.shape) for key, info in checkpoint.tensors.items()}
-    tensors = {p: (key, stored[key]) for p, key in parameters if p is not None}
-    module = trace("pi05", {"prefix": entered, "denoise": stages["denoise"]}, schedule, tensors)
+    keys = {pi05.WEIGHTS.parameter(key): key for key in checkpoint.tensors}
+    module = trace("pi05", {"prefix": entered, "denoise": stages["denoise"]}, schedule)
     inputs = {"image_tokens": case.image_tokens, "prompt": case.prompt, "n": case.n, "noise": case.x[0]}
     arrays = {name: np.asarray(value) for name, value in inputs.items()}
-    return Subject(module, checkpoint.read, arrays, case.x.numpy(), case.velocity.numpy())
+    return Subject(module, lambda name: checkpoint.read(keys[name]), arrays, case.x.numpy(), case.velocity.numpy())
 
 
 @cache
@@ -177,7 +175,7 @@ def fixture(name: str, precision: str) -> Subject:
     prepared = policy_steps(opened, module).prepare(observation(name))
     inputs = {k: np.array(v) for k, v in prepared.inputs.items() if k in module.inputs}
     x, velocity = (expected[f"{name}.{key}"] for key in ("x", "velocity"))
-    return Subject(module, opened.checkpoint.read, inputs, x, velocity)
+    return Subject(module, opened.read, inputs, x, velocity)
 
 
 def observation(name: str) -> dict[str, Any]:
