@@ -96,6 +96,18 @@ def read_pipeline(folder: Path, file: str, also: tuple[str, ...] = ()) -> Pipeli
     return Pipeline(folder, file, steps)
 
 
+def refuse_transforms(config: Mapping[str, Any]) -> None:
+    """lerobot's own change of units works on numbers that are already normalised: nothing here means that."""
+    for field in ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
+        if config.get(field):
+            raise FrtcError(
+                "policy.unsupported",
+                f"config.json: {field} is {config[field]!r}",
+                [("lerobot", "changes the units of state and actions inside the model, between its two pipelines")],
+                "train in the robot's units, or with relative actions in the pipelines",
+            )
+
+
 def feature_dim(config: Mapping[str, Any], group: str, name: str) -> int:
     """Length of a vector feature in config.json."""
     entry = _table(config, group, "config.json").get(name)

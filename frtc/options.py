@@ -21,6 +21,9 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     """Flags of PolicyOptions, and the sizes that no tensor decides."""
     policy = parser.add_argument_group("policy", "what the files prove is read and shown; these say the rest")
     policy.add_argument("--origin", metavar="NAME", help="who wrote the files: openpi, lerobot-0.4, lerobot-0.6")
+    policy.add_argument(
+        "--robot", metavar="NAME", help="openpi's declaration of a robot: aloha, aloha-sim, droid, libero"
+    )
     policy.add_argument("--views", type=_count, metavar="N", help="cameras, the first N of the model's order")
     policy.add_argument("--camera", action="append", default=[], metavar="ROLE=KEY",
                         help="the observation's name of a camera of the checkpoint; once per camera")  # fmt: skip
@@ -43,6 +46,7 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
 def policy_options(args: argparse.Namespace) -> PolicyOptions:
     return PolicyOptions(
         origin=args.origin,
+        robot=args.robot,
         views=args.views,
         camera=tuple(map(_camera, args.camera)),
         layout=args.layout,

@@ -14,6 +14,7 @@ class PolicyOptions:
     """What the user says about the policy; None and () mean: not said."""
 
     origin: str | None = None
+    robot: str | None = None  # openpi's declaration of one: models/robots.py
     views: int | None = None
     camera: tuple[tuple[str, str], ...] = ()  # (ROLE, KEY)
     layout: Layout = "hwc"

@@ -34,6 +34,7 @@ class PolicyFamily:
     resolution         the field of lerobot's config.json with width and height of that square
     bos, pad           pieces of the tokenizer; bos "": the prompt begins with the text. `pad` stands where neither
                        tokenizer nor its configuration names one: padding is masked, so no action depends on it
+    tokenizer          where it is published
     """
 
     name: str
@@ -48,6 +49,7 @@ class PolicyFamily:
     state_input: bool = False
     bos: str = "<bos>"
     pad: str = "<pad>"
+    tokenizer: str = "google/paligemma-3b-pt-224"
 
 
 PI_CAMERAS = (("base", "base_0_rgb"), ("left_wrist", "left_wrist_0_rgb"), ("right_wrist", "right_wrist_0_rgb"))
@@ -93,4 +95,5 @@ SMOLVLA = PolicyFamily(
     state_input=True,
     bos="",
     pad="<|im_end|>",
+    tokenizer="HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
 )

@@ -17,7 +17,7 @@ from frtc.models.checkpoint import Checkpoint
 from frtc.options import add_policy_options, policy_options, sizes
 from frtc.report import facts_text
 from frtc.runtime.policy import Norm
-from frtc.runtime.steps_vector import Normaliser
+from frtc.runtime.steps_vector import Normaliser, apply
 
 NARROW = 0.02  # of the statistics' range: a dimension that moves less than this is near-constant in the data
 
@@ -68,14 +68,14 @@ def _read_all(checkpoint: Checkpoint) -> None:
 
 def _fits(opened: Opened, path: Path) -> list[dict[str, Any]]:
     """Per dimension: the share of values outside [-1, 1] once normalised, and how much of that range they cover."""
-    found = []
-    for name, norm, dim in (
-        ("state", opened.files.state.norm, opened.files.state.dim),
-        ("actions", opened.files.action, opened.files.action_dim),
+    found, told = [], opened.files.told
+    for name, norm, dim, steps in (
+        ("state", told.state.norm, told.state.dim, told.state_steps),
+        ("actions", told.action, told.action_dim, ()),  # in the units and relative to what they were trained as
     ):
         values = _recorded(path, name, dim)
         if values is not None:
-            found += _dimensions(name, norm, values)
+            found += _dimensions(name, norm, apply(steps, values))
     if not found:
         hint = "np.savez(FILE, state=[N, dim], actions=[N, dim])"
         raise FrtcError("data.empty", f"{path} holds neither `state` nor `actions`", hint=hint)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from frtc.console import Result, size, table
 from frtc.kernels.targets import load_targets
 from frtc.models import load_families, load_models
-from frtc.policy_files import ORIGINS
+from frtc.policy_reader import ORIGINS
 
 
 def options(parser: argparse.ArgumentParser) -> None:

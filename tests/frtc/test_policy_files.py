@@ -120,10 +120,12 @@ def test_lerobot_04_assumes_its_version_and_pads_the_state(tmp_path: Path) -> No
 def test_lerobot_prompt_without_the_state(tmp_path: Path) -> None:
     """What the pipeline does decides: no cleaning without the state step, a newline only by the newline step."""
     folder = changed_lerobot(tmp_path, pre(lambda steps: steps.pop(4)))
-    assert read_policy_files(folder, PI05, PolicyOptions()).prompt == Prompt("none", "{prompt}")
+    assert read_policy_files(folder, PI05, PolicyOptions()).told.prompt == Prompt("none", "{prompt}")
     pre(lambda steps: steps.insert(0, {"registry_name": "pi0_new_line_processor"}))(folder)
-    assert read_policy_files(folder, PI05, PolicyOptions()).prompt == Prompt("newline", "{prompt}")
-    assert read_policy_files(folder, PI05, PolicyOptions(state_in_prompt=False)).prompt == Prompt("spaces", PI05.plain)
+    assert read_policy_files(folder, PI05, PolicyOptions()).told.prompt == Prompt("newline", "{prompt}")
+    assert read_policy_files(folder, PI05, PolicyOptions(state_in_prompt=False)).told.prompt == Prompt(
+        "spaces", PI05.plain
+    )
 
 
 def test_renamed_cameras_take_the_robots_names(tmp_path: Path) -> None:
@@ -152,8 +154,8 @@ def test_openpi_bare(tmp_path: Path) -> None:
     """Nothing but the folder: what changes motion is assumed and named, with the option that confirms it."""
     files = read_policy_files(openpi(tmp_path), PI05, PolicyOptions())
     assert {a.field: (a.value, a.option) for a in files.assumed} == {
-        "cameras": ("base, left_wrist, right_wrist", "--views N, or --camera ROLE=KEY for each"),
-        "actions": ("absolute", "--actions absolute, or delta[:MASK]"),
+        "cameras": ("base, left_wrist, right_wrist", "--robot NAME, --views N, or --camera ROLE=KEY for each"),
+        "actions": ("absolute", "--robot NAME, or --actions absolute, or delta[:MASK]"),
         "state_in_prompt": ("True", "--state-in-prompt yes or no"),
     }
     policy = files.policy(SIZES)
@@ -180,9 +182,9 @@ def test_openpi_with_everything_said(tmp_path: Path) -> None:
 def test_openpi_padded_statistics(tmp_path: Path) -> None:
     padded = {name: [*values, 0.0, 0.0] for name, values in STATS.items()}
     files = read_policy_files(openpi(tmp_path, {"state": padded}), PI05, PolicyOptions())
-    assert files.state.dim == 3 and "state_dim" in [a.field for a in files.assumed]
+    assert files.told.state.dim == 3 and "state_dim" in [a.field for a in files.assumed]
     said = read_policy_files(tmp_path, PI05, PolicyOptions(state_dim=2))
-    assert said.state.dim == 2 and "state_dim" not in [a.field for a in said.assumed]
+    assert said.told.state.dim == 2 and "state_dim" not in [a.field for a in said.assumed]
     with pytest.raises(FrtcError) as caught:
         read_policy_files(tmp_path, PI05, PolicyOptions(state_dim=5))
     assert caught.value.code == "statistics.constant"
@@ -190,7 +192,9 @@ def test_openpi_padded_statistics(tmp_path: Path) -> None:
 
 def test_constant_statistics_may_be_kept(tmp_path: Path) -> None:
     folder = openpi(tmp_path, {"state": {**STATS, "q99": [1.0, -2.0, 3.0]}})
-    assert read_policy_files(folder, PI05, PolicyOptions(constant_statistics=True)).state.norm.std_or_high[1] == -2.0
+    assert (
+        read_policy_files(folder, PI05, PolicyOptions(constant_statistics=True)).told.state.norm.std_or_high[1] == -2.0
+    )
 
 
 CONSTANT = {**STATS, "q99": [1.0, -2.0, 3.0]}
