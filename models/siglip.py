@@ -1,4 +1,4 @@
-"""SigLIP vision tower (So400m/14 in the Pi models): one token per 14 x 14 patch. No class token, no pooling head."""
+"""SigLIP vision tower, So400m or base: one token per square patch. No class token, no pooling head."""
 
 from __future__ import annotations
 
@@ -12,34 +12,39 @@ from torch.nn import functional as F
 from frtc.errors import FrtcError
 from frtc.models.weights import Names, Shapes, depth
 
-HEAD_DIM = 72  # of every SigLIP So400m; the file does not record head counts
+HEAD_DIM = 72  # of every SigLIP So400m, 64 of every base; the file does not record head counts
 EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class SiglipConfig:
-    """Sizes of the tower. `image` and `patch` are edge lengths in pixels."""
+    """Sizes of the tower. `image` and `patch` are edge lengths in pixels; `head_dim` is the model's to declare."""
 
     width: int
     layers: int
     mlp: int
     image: int = 224
     patch: int = 14
+    head_dim: int = HEAD_DIM
 
     @property
     def heads(self) -> int:
-        return self.width // HEAD_DIM
+        return self.width // self.head_dim
+
+    @property
+    def side(self) -> int:  # patches along an edge
+        return self.image // self.patch
 
     @property
     def tokens(self) -> int:  # per view
-        return (self.image // self.patch) ** 2
+        return self.side**2
 
     @staticmethod
-    def of(shapes: Shapes, file: str) -> SiglipConfig:
+    def of(shapes: Shapes, file: str, head_dim: int = HEAD_DIM) -> SiglipConfig:
         """Sizes from the shapes of a file's tensors; `file` is the tower's prefix there."""
         width, _, patch, _ = shapes.ranked(f"{file}.embeddings.patch_embedding.weight", 4)
-        if width % HEAD_DIM:
-            what = f"the vision width {width} is no multiple of the head dimension {HEAD_DIM}"
+        if width % head_dim:
+            what = f"the vision width {width} is no multiple of the head dimension {head_dim}"
             raise FrtcError("weights.shape", what, [("tensor", f"{file}.embeddings.patch_embedding.weight")])
         return SiglipConfig(
             width=width,
@@ -47,6 +52,7 @@ class SiglipConfig:
             mlp=shapes.ranked(f"{file}.encoder.layers.0.mlp.fc1.weight", 2)[0],
             image=math.isqrt(shapes.ranked(f"{file}.embeddings.position_embedding.weight", 2)[0]) * patch,
             patch=patch,
+            head_dim=head_dim,
         )
 
 
@@ -73,7 +79,7 @@ class SiglipLayer(nn.Module):
 
     def __init__(self, c: SiglipConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.heads = c.heads
+        self.heads, self.head_dim = c.heads, c.head_dim
         self.norm1 = nn.LayerNorm(c.width, EPS, dtype=dtype)
         self.q = nn.Linear(c.width, c.width, dtype=dtype)
         self.k = nn.Linear(c.width, c.width, dtype=dtype)
@@ -87,8 +93,10 @@ class SiglipLayer(nn.Module):
         """[V, T, W] -> [V, T, W]"""
         views, tokens, width = x.shape
         h = self.norm1(x)
-        q, k, v = (f(h).view(views, tokens, self.heads, HEAD_DIM).transpose(1, 2) for f in (self.q, self.k, self.v))
-        a = F.scaled_dot_product_attention(q, k, v)  # [V, heads, T, 72]
+        q, k, v = (
+            f(h).view(views, tokens, self.heads, self.head_dim).transpose(1, 2) for f in (self.q, self.k, self.v)
+        )
+        a = F.scaled_dot_product_attention(q, k, v)  # [V, heads, T, head_dim]
         x = x + self.o(a.transpose(1, 2).reshape(views, tokens, width))
         h = self.norm2(x)
         out: Tensor = x + self.fc2(F.gelu(self.fc1(h), approximate="tanh"))
@@ -107,10 +115,21 @@ class Siglip(nn.Module):
         self.norm = nn.LayerNorm(c.width, EPS, dtype=dtype)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """pixels f32 [V, 224, 224, 3] in [-1, 1] -> [V, T, W]"""
+        """pixels f32 [V, edge, edge, 3] in [-1, 1] -> [V, T, W]"""
         x = self.patch(pixels.permute(0, 3, 1, 2)).flatten(2).transpose(1, 2) + self.position
         x = x.to(self.dtype)
         for layer in self.layers:
             x = layer(x)
         out: Tensor = self.norm(x)
         return out
+
+
+def squares(x: Tensor, edge: int) -> Tensor:
+    """[V, T, W] -> [V * T / edge^2, edge^2 * W]: edge x edge patches side by side in one row (pixel shuffle).
+
+    Squares of a view are in row-major order, and so are the patches of a square.
+    """
+    views, tokens, width = x.shape
+    side = math.isqrt(tokens) // edge  # squares along an edge
+    grouped = x.view(views, side, edge, side, edge, width).transpose(2, 3)
+    return grouped.reshape(views * side * side, edge * edge * width)
