@@ -16,6 +16,9 @@ from frtc.models.weights import Names, Shapes, depth
 EPS = 1e-6
 ROPE_THETA = 10_000.0
 
+Pair = tuple[Tensor, Tensor]  # keys (rotated) and values, each [kv_heads, P, head_dim]
+KV = list[Pair]  # one per layer
+
 
 @dataclass(frozen=True, slots=True)
 class GemmaConfig:
@@ -139,8 +142,8 @@ class Mlp(nn.Module):
         return out
 
 
-class PrefixLayer(nn.Module):
-    """Gemma layer over the whole prefix; hands out its keys and values."""
+class Layer(nn.Module):
+    """Gemma layer; its queries read the keys of the past, then the rows' own, and both go on to whoever comes next."""
 
     def __init__(self, c: GemmaConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -149,14 +152,18 @@ class PrefixLayer(nn.Module):
         self.norm2 = RmsNorm(c.width)
         self.mlp = Mlp(c, dtype)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, visible: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, visible: Tensor, past: Pair | None = None
+    ) -> tuple[Tensor, Pair]:
         q, k, v = self.attn.qkv(self.norm1(x), cos, sin)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=1), torch.cat([past[1], v], dim=1)
         x = x + self.attn(q, k, v, visible)
         return x + self.mlp(self.norm2(x)), (k, v)
 
 
-class ExpertLayer(nn.Module):
-    """Gemma layer over the suffix with adaptive norms; its queries read the prefix's keys, then the suffix's own."""
+class AdaLayer(nn.Module):
+    """Gemma layer with adaptive norms; its queries read the keys of the past, then the rows' own."""
 
     def __init__(self, c: GemmaConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -165,12 +172,10 @@ class ExpertLayer(nn.Module):
         self.norm2 = AdaRmsNorm(c.width)
         self.mlp = Mlp(c, dtype)
 
-    def forward(
-        self, x: Tensor, cond: Tensor, cos: Tensor, sin: Tensor, kv: tuple[Tensor, Tensor], visible: Tensor
-    ) -> Tensor:
+    def forward(self, x: Tensor, cond: Tensor, cos: Tensor, sin: Tensor, past: Pair, visible: Tensor) -> Tensor:
         h, gate = self.norm1(x, cond)
         q, k, v = self.attn.qkv(h, cos, sin)
-        k, v = torch.cat([kv[0], k], dim=1), torch.cat([kv[1], v], dim=1)
+        k, v = torch.cat([past[0], k], dim=1), torch.cat([past[1], v], dim=1)
         x = x + gate * self.attn(q, k, v, visible)
         h, gate = self.norm2(x, cond)
         out: Tensor = x + gate * self.mlp(h)

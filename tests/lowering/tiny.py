@@ -28,6 +28,7 @@ from frtc.lowering.from_torch import lower
 from frtc.lowering.ir import Graph
 from frtc.lowering.text import show
 from frtc.models import pi05
+from frtc.models.pi import PiConfig
 from tests.lowering.tiny_data import DATA, OTHER
 
 LAYERS = 2
@@ -136,7 +137,7 @@ def siglip(attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> Tiny:
     return Tiny(f"siglip_{attention}", module, (pixels,), ("pixels",), ("hidden", "pooled"))
 
 
-def _pi05_args(stage: str, c: pi05.Pi05Config, dtype: torch.dtype) -> tuple[Any, ...]:
+def _pi05_args(stage: str, c: PiConfig, dtype: torch.dtype) -> tuple[Any, ...]:
     """Inputs in the ranges that the stage gets them: prompts of 40 valid tokens, noise, time 0.7."""
     generator = torch.Generator().manual_seed(3)
 

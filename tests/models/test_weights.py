@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from frtc.errors import FrtcError
-from frtc.models import detect, pi05
+from frtc.models import detect, pi, pi05
 from frtc.models.checkpoint import Checkpoint, TensorInfo
 from frtc.models.synthetic import LAYOUTS, tensors
 from frtc.models.weights import _pattern
 
 HERE = Path(__file__).parent
 HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
-TABLE = f"{pi05.PREFIX}.embed_tokens.weight"
-QUERY = f"{pi05.PREFIX}.layers.1.self_attn.q_proj.weight"
+TABLE = f"{pi.PREFIX}.embed_tokens.weight"
+QUERY = f"{pi.PREFIX}.layers.1.self_attn.q_proj.weight"
 
 
 def headers(layout: str = "openpi") -> dict[str, TensorInfo]:
@@ -118,14 +118,14 @@ def test_missing_tensor() -> None:
 
 def test_missing_layer() -> None:
     """A whole layer of one stack: the other stack tells how many there must be."""
-    error = refusal({name: info for name, info in headers().items() if f"{pi05.EXPERT}.layers.2." not in name})
+    error = refusal({name: info for name, info in headers().items() if f"{pi.EXPERT}.layers.2." not in name})
     assert error.code == "weights.missing"
     assert error.what.startswith("11 of 110 tensors")
     assert [label for label, _ in error.rows][6:] == ["…", "checkpoint", "nearest"]
     assert dict(error.rows)["…"] == "and 5 more"
 
 
-@pytest.mark.parametrize("name", [TABLE, f"{pi05.PREFIX}.layers.0.self_attn.k_proj.weight", "action_in_proj.weight"])
+@pytest.mark.parametrize("name", [TABLE, f"{pi.PREFIX}.layers.0.self_attn.k_proj.weight", "action_in_proj.weight"])
 def test_missing_tensor_that_gives_sizes(name: str) -> None:
     infos = headers("lerobot")
     del infos[f"model.{name}"]
@@ -143,15 +143,15 @@ def test_missing_both_names_of_the_table() -> None:
 
 
 def test_unexpected_tensor() -> None:
-    name = f"{pi05.PREFIX}.layers.1.self_attn.q_norm.weight"
+    name = f"{pi.PREFIX}.layers.1.self_attn.q_norm.weight"
     infos = headers()
     error = refusal(infos | {name: infos[QUERY]})
     assert error.code == "weights.unexpected"
     assert dict(error.rows)[name] == "bf16[128,128]"
-    assert dict(error.rows)["nearest"].startswith(f"{pi05.PREFIX}.layers.1.")
+    assert dict(error.rows)["nearest"].startswith(f"{pi.PREFIX}.layers.1.")
 
 
-@pytest.mark.parametrize("extra", ["state_proj.weight", f"{pi05.EXPERT}.layers.0.input_layernorm.weight", "new.weight"])
+@pytest.mark.parametrize("extra", ["state_proj.weight", f"{pi.EXPERT}.layers.0.input_layernorm.weight", "new.weight"])
 def test_no_tensor_is_dropped_silently(extra: str) -> None:
     infos = headers()
     error = refusal(infos | {extra: infos[QUERY]})
@@ -174,7 +174,7 @@ def test_one_parameter_filled_twice() -> None:
     assert {text for _, text in error.rows} == {old, QUERY}
 
 
-@pytest.mark.parametrize("name", [QUERY, f"{pi05.VISION}.embeddings.position_embedding.weight", "time_mlp_in.bias"])
+@pytest.mark.parametrize("name", [QUERY, f"{pi.VISION}.embeddings.position_embedding.weight", "time_mlp_in.bias"])
 def test_wrong_shape(name: str) -> None:
     infos = headers()
     shape = (*infos[name].shape[:-1], infos[name].shape[-1] + 8)
@@ -185,14 +185,14 @@ def test_wrong_shape(name: str) -> None:
 
 @pytest.mark.parametrize("shape", [(), (4,), (0, 128), (32, 128, 1)])
 def test_shape_from_which_no_size_follows(shape: tuple[int, ...]) -> None:
-    name = f"{pi05.PREFIX}.layers.0.self_attn.k_proj.weight"
+    name = f"{pi.PREFIX}.layers.0.self_attn.k_proj.weight"
     infos = headers()
     error = refusal(infos | {name: replace(infos[name], shape=shape)})
     assert (error.code, name in error.what) == ("weights.shape", True)
 
 
 def test_vision_width_is_a_multiple_of_the_head() -> None:
-    name = f"{pi05.VISION}.embeddings.patch_embedding.weight"
+    name = f"{pi.VISION}.embeddings.patch_embedding.weight"
     infos = headers()
     error = refusal(infos | {name: replace(infos[name], shape=(140, 3, 14, 14))})
     assert (error.code, "140" in error.what) == ("weights.shape", True)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from frtc.models import pi05
+from frtc.models import pi0, pi05
 from frtc.models.checkpoint import Checkpoint, open_checkpoint, read_header
-from frtc.models.gemma import GemmaConfig
+from frtc.models.gemma import KV, GemmaConfig
+from frtc.models.pi import Pi
 from frtc.models.weights import as_torch, load
 
 TESTS = Path(__file__).parents[1]
-GOLDEN = TESTS / "golden" / "pi05_tiny.safetensors"
+KINDS = {"pi05": pi05, "pi0": pi0}
 FIXTURE = TESTS / "fixtures" / "pi05_lerobot"
 
 
@@ -28,9 +29,10 @@ class Case:
     image_tokens, prompt   what enters the prefix: [P_img, W], and rows of the embedding table [L, W]
     x, velocity  per step: where the reference stood and what it answered, [steps, H, A]
     frames, ids  what made image_tokens and prompt, where the reference starts there: [V, edge, edge, 3], i32 [L]
+    state        f32 [S], where it enters as numbers
     """
 
-    model: pi05.Pi05
+    model: Pi
     image_tokens: Tensor
     prompt: Tensor
     n: Tensor
@@ -38,6 +40,11 @@ class Case:
     velocity: Tensor
     frames: Tensor | None = None
     ids: Tensor | None = None
+    state: Tensor | None = None
+
+    def context(self, kv: KV) -> tuple[object, ...]:
+        """What each step sees beside x_t and t."""
+        return (self.n, kv) if self.state is None else (self.n, self.state, kv)
 
     @property
     def actions(self) -> Tensor:
@@ -52,27 +59,33 @@ def relative_error(y: Tensor, reference: Tensor) -> float:
 def step_errors(case: Case) -> list[float]:
     """Error of the velocity of each step, from the reference's own x_t."""
     with torch.no_grad():
-        kv = case.model.prefix.from_embeddings(case.image_tokens, case.prompt, case.n)
+        seen = case.context(case.model.prefix.from_embeddings(case.image_tokens, case.prompt, case.n))
         steps = zip(case.model.config.times, case.x, case.velocity, strict=False)
-        return [relative_error(case.model.denoise.velocity(x, torch.tensor(t), case.n, kv), v) for t, x, v in steps]
+        return [relative_error(case.model.denoise.velocity(x, torch.tensor(t), *seen), v) for t, x, v in steps]
 
 
 def end_to_end_error(case: Case) -> float:
     """Error of `actions - noise` over the whole Euler loop."""
     with torch.no_grad():
         kv = case.model.prefix.from_embeddings(case.image_tokens, case.prompt, case.n)
-        actions, _ = case.model.sample(case.x[0], case.n, kv)
+        actions, _ = case.model.sample(case.x[0], *case.context(kv))
         return relative_error(actions - case.x[0], case.actions - case.x[0])
 
 
-def golden() -> Case:
+def golden_file(kind: str) -> Checkpoint:
+    """Random weights of openpi's own model, its inputs and answers."""
+    path = TESTS / "golden" / f"{kind}_tiny.safetensors"
+    return Checkpoint(path, (path,), read_header(path))
+
+
+def golden(kind: str) -> Case:
     """Enters below the vision tower: two views (the third is masked there), 12 of 32 prompt positions valid."""
     stack = GemmaConfig(width=64, layers=4, heads=8, kv_heads=1, head_dim=16, mlp=128)
-    config = replace(pi05.tiny(), prefix=stack, expert=stack, views=2, prompt=32)
-    checkpoint = Checkpoint(GOLDEN, (GOLDEN,), read_header(GOLDEN))
+    config = replace(KINDS[kind].tiny(), prefix=stack, expert=stack, views=2, prompt=32)
+    checkpoint = golden_file(kind)
     data = {name: as_torch(checkpoint.read(name)) for name in checkpoint.tensors}
-    model = pi05.Pi05(config, torch.float32).eval()
-    mapped = {pi05.WEIGHTS.parameter(name): value for name, value in data.items()}
+    model = KINDS[kind].MODEL.build(config, torch.float32).eval()
+    mapped = {KINDS[kind].WEIGHTS.parameter(name): value for name, value in data.items()}
     mapped.pop(None)
     assert all(name.startswith(("vision.", "prefix.embed.")) for name in model.state_dict().keys() - mapped.keys())
     model.load_state_dict(mapped, strict=False)
@@ -86,6 +99,7 @@ def golden() -> Case:
         n=data["in.prompt_mask"].sum().to(torch.int32),
         x=torch.stack(x),
         velocity=velocity,
+        state=data.get("in.state") if config.state_width else None,
     )
 
 
