@@ -57,16 +57,19 @@ class Policy:
         self.output = next(iter(executor.outputs))
 
     @classmethod
-    def load(cls, path: str | Path, device: str | int = "cuda", seed: int = 0, stream: Any = None) -> Policy:
+    def load(
+        cls, path: str | Path, device: str | int = "cuda", seed: int = 0, stream: Any = None, untested: bool = False
+    ) -> Policy:
         """Open a Plan, check it from end to end, and put it on a device. Never falls back to the CPU.
 
-        device   "cuda", "cuda:1", 1, or "cpu" for the emulator;  stream: a CUDA stream of the caller's
+        device     "cuda", "cuda:1", 1, or "cpu" for the emulator;  stream: a CUDA stream of the caller's
+        untested   accept kernels that nobody has run on such a GPU, and whose self-test has not passed on this one
         """
         ordinal = ordinal_of(device)
         plan = open_plan(path, verify=ordinal is None)  # a session compares the hashes while it uploads
         for note in notes(plan):
             LOG.warning("%s: %s", Path(path).name, note)
-        executor = executor_for(plan, ordinal, stream)
+        executor = executor_for(plan, ordinal, stream, untested)
         try:
             return cls(plan, executor, seed)
         except BaseException:
@@ -141,12 +144,22 @@ def ordinal_of(device: str | int) -> int | None:
     return int(number or 0)
 
 
-def executor_for(plan: Plan, ordinal: int | None, stream: Any = None) -> Executor:
-    """The session on a GPU, or the emulator."""
+def executor_for(plan: Plan, ordinal: int | None, stream: Any = None, untested: bool = True) -> Executor:
+    """The session on a GPU, or the emulator. Unless `untested`, kernels must be proven before anything is uploaded."""
     if ordinal is None:
         from frtc.runtime.emulator import Emulator
 
         return Emulator(plan)
+    from frtc.proven import require_proof
+    from frtc.runtime.driver import Driver
     from frtc.runtime.session import Session
 
-    return Session(plan, ordinal, stream)
+    driver = Driver(ordinal)
+    try:
+        driver.require(plan.program.target, plan.path)
+        if not untested:
+            require_proof(plan, driver)
+    except BaseException:
+        driver.release()
+        raise
+    return Session(plan, ordinal, stream, driver)

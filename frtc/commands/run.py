@@ -26,6 +26,8 @@ SLACK = 1.05  # a baseline holds if no p50 of today is more than 5 % above it
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N, or cpu: the emulator, slow and exact")
+    parser.add_argument("--untested", action="store_true",
+                        help="run kernels that nobody has run on such a GPU, without their self-test")  # fmt: skip
     given = parser.add_argument_group("observation", "what is not given is made from the seed")
     given.add_argument("--image", action="append", default=[], metavar="ROLE=FILE", help="a camera frame")
     given.add_argument("--state", type=Path, metavar="FILE", help=".npy, robot units")
@@ -44,7 +46,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     baseline = _baseline(args.baseline) if args.baseline else None
     progress = Progress()
-    with Policy.load(args.plan, args.device, args.seed) as policy:
+    with Policy.load(args.plan, args.device, args.seed, untested=args.untested) as policy:
         seen = observation.from_files(policy.steps, dict(map(pair, args.image)), args.state, args.prompt, args.seed)
         policy.warm()
         first = policy.infer(seen, draw=0)

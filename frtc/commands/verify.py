@@ -13,6 +13,7 @@ from frtc.commands.run import pair
 from frtc.console import Progress, Result, table
 from frtc.errors import CheckFailed, UsageError
 from frtc.policy import Policy, ordinal_of
+from frtc.proven import forget, remember
 
 SHOWN = 12  # rows of a table; --json has them all
 
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> Result:
         what = "--bisect on the CPU compares the emulator with a checkpoint, and none is given"
         raise UsageError("verify.bisect", what, hint="pass the checkpoint, or run on a GPU")
     try:
-        with Policy.load(args.plan, args.device) as policy:
+        with Policy.load(args.plan, args.device, untested=True) as policy:
             if args.bisect:
                 return _bisect(args, policy, ordinal, progress)
             if args.checkpoint is None or args.self_test:
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _self_test(policy: Policy, progress: Progress) -> Result:
+    """The self-test; what passed on a GPU is noted, and a Plan of kernels that nobody has run may act there."""
     outcome = selftest.check(policy, progress)
     exact = sum(v.exact for v in outcome.values)
     worst = max(outcome.values, key=lambda v: v.error)
@@ -60,7 +62,23 @@ def _self_test(policy: Policy, progress: Progress) -> Result:
     ]
     if not worst.exact:
         lines.append(f"largest relative error {worst.error:.2e}: {worst.where}")
-    return Result("\n".join(lines), outcome.data(), outcome.failure())
+    noted, said = _note(policy, outcome)
+    return Result("\n".join([*lines, *said]), outcome.data() | noted, outcome.failure())
+
+
+def _note(policy: Policy, outcome: selftest.Outcome) -> tuple[dict[str, str | None], list[str]]:
+    """(for --json, for people): where it was noted that this Plan passed on this GPU. Nothing on the CPU."""
+    driver = getattr(policy.executor, "driver", None)
+    if driver is None:
+        return {}, []
+    if outcome.failed:
+        forget(policy.plan, driver)
+        return {"noted": None}, []
+    worst = max(v.error for v in outcome.values)
+    path = remember(policy.plan, driver, {"bar": outcome.bar, "worst": worst, "values": len(outcome.values)})
+    if path is None:
+        return {"noted": None}, ["this could not be noted: name a folder that can be written to in FRTC_CACHE"]
+    return {"noted": str(path)}, [f"noted in {path}"]
 
 
 def _checkpoint(args: argparse.Namespace, policy: Policy, progress: Progress) -> Result:

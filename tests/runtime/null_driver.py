@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 from cuda.bindings import driver as cu
@@ -39,7 +40,7 @@ class NullApi:
     """
 
     def __init__(self, sizes: dict[str, tuple[int, ...]], sm: int = 90, integrated: bool = False) -> None:
-        self.sizes, self.sm, self.integrated = sizes, sm, integrated
+        self.sizes, self.sm, self.integrated, self.uuid = sizes, sm, integrated, bytes(range(16))
         self.calls: Counter[str] = Counter()
         self.log: list[tuple[Any, ...]] = []
         self.fail: dict[str, Any] = {}
@@ -92,6 +93,9 @@ class NullApi:
 
     def do_cuDeviceGetName(self, length: int, device: int) -> bytes:
         return b"Null GPU\0\0"
+
+    def do_cuDeviceGetUuid(self, device: int) -> SimpleNamespace:
+        return SimpleNamespace(bytes=self.uuid)
 
     def do_cuDriverGetVersion(self) -> int:
         return 13000
