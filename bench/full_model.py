@@ -1,11 +1,11 @@
-"""The full-size Pi0.5 on disk: a synthetic checkpoint, Plans compiled from it, the eager module with its weights."""
+"""A policy on disk, full size or tiny: a synthetic checkpoint, Plans compiled from it, its modules with its weights."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -13,89 +13,133 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
-from frtc.compiler import CompileOptions, compile
-from frtc.models import pi05
-from frtc.models.checkpoint import open_checkpoint
+from bench.eager import Eager
+from frtc.compiler import CompileOptions, compile, open_model
+from frtc.kernels.dtypes import DTYPES
+from frtc.models import load_models
+from frtc.models.stages import Model, Repeat
 from frtc.models.synthetic import write_checkpoint
-from frtc.models.weights import load
 from frtc.policy_options import PolicyOptions
-from frtc.report import CompileReport
+from frtc.runtime.plan import Slot
 
 Array = np.ndarray[Any, Any]
 SCRATCH = Path(os.environ.get("FRTC_SCRATCH", "/tmp/frtc-bench"))  # 20 GB
+TYPES = {torch.uint8: "u8", torch.float32: "f32", torch.int32: "i32"}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a Plan is compiled for: camera views, prompt budget, actions of a chunk."""
+    """What a Plan is compiled for: the policy, camera views, prompt budget, actions of a chunk."""
 
+    policy: str = "pi05"
     views: int = 2
     prompt: int = 48
     horizon: int = 50
+    size: str = "full"
 
     def __str__(self) -> str:
         return f"v{self.views}-p{self.prompt}-c{self.horizon}"
 
 
-def checkpoint(size: str = "full") -> Path:
-    """A synthetic openpi checkpoint in bf16, written once."""
-    folder = SCRATCH / f"pi05-{size}"
+def model_of(policy: str) -> Model:
+    return load_models()[policy]
+
+
+def checkpoint(policy: str, size: str = "full") -> Path:
+    """A synthetic checkpoint in bf16, in the first layout that its model declares; written once."""
+    folder, synthetic = SCRATCH / f"{policy}-{size}", model_of(policy).synthetic
+    assert synthetic is not None
     if not folder.exists():
         SCRATCH.mkdir(parents=True, exist_ok=True)
-        write_checkpoint(folder, "openpi", size, 0, "bf16", os.cpu_count() or 1)
+        write_checkpoint(folder, synthetic.layouts[0], size, 0, "bf16", os.cpu_count() or 1, policy)
     return folder
 
 
-def compiled(shape: Shape, arch: str = "hopper", size: str = "full") -> CompileReport:
-    """A Plan without self-test vectors."""
-    policy = PolicyOptions(views=shape.views, state_in_prompt=False)  # 48 tokens hold no 14 numbers
-    options = CompileOptions(policy, prompt=shape.prompt, horizon=shape.horizon, self_test=False)
-    return compile(checkpoint(size), arch, plan_path(shape, arch, size), options)
+def options(shape: Shape) -> CompileOptions:
+    """Without self-test vectors. A budget of 48 tokens holds no state in the prompt."""
+    policy = PolicyOptions(views=shape.views, state_in_prompt=False)
+    return CompileOptions(policy, prompt=shape.prompt, horizon=shape.horizon, self_test=False)
 
 
-def plan_path(shape: Shape, arch: str = "hopper", size: str = "full") -> Path:
-    return SCRATCH / f"{size}-{arch}-{shape}.plan"
+def plan_path(shape: Shape) -> Path:
+    return SCRATCH / f"{shape.policy}-{shape.size}-{shape}.plan"
 
 
-def compile_side_by_side(shapes: Sequence[Shape]) -> dict[Shape, float]:
-    """Plans of several shapes, each compiled by a process of its own; wall seconds of each."""
-    checkpoint()
-    started = time.perf_counter()
-    running = {s: subprocess.Popen([sys.executable, "-m", "bench.full_model", *map(str, astuple(s))]) for s in shapes}
-    seconds = {}
-    for shape, process in running.items():
-        if process.wait():
-            raise RuntimeError(f"compiling {shape} failed")
-        seconds[shape] = time.perf_counter() - started
-    return seconds
+def compiled(shape: Shape) -> None:
+    """A Plan for hopper, and beside it what compiling took."""
+    path = plan_path(shape)
+    report = compile(checkpoint(shape.policy, shape.size), "hopper", path, options(shape))
+    path.with_suffix(".json").write_text(json.dumps({"plan_id": report.plan_id, "seconds": dict(report.seconds)}))
 
 
-def config_of(shape: Shape, size: str = "full") -> pi05.Pi05Config:
-    choices = {"views": shape.views, "prompt": shape.prompt, "horizon": shape.horizon}
-    return pi05.config(open_checkpoint(checkpoint(size)), choices)[0]
+class Compiling:
+    """Plans of several shapes, each compiled by a process of its own while this one does something else.
+
+    The processes of a shape start when its checkpoint is written, those of the next one a little later.
+    """
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self.running: dict[Shape, subprocess.Popen[bytes]] = {}
+        environment = {**os.environ, "FRTC_SCRATCH": str(SCRATCH)}
+        for shape in shapes:
+            checkpoint(shape.policy, shape.size)
+            plan_path(shape).unlink(missing_ok=True)
+            command = [sys.executable, "-m", "bench.full_model", *map(str, astuple(shape))]
+            self.running[shape] = subprocess.Popen(command, env=environment)
+
+    def wait(self, shape: Shape) -> dict[str, float]:
+        """Seconds that its compilation took, by part."""
+        if self.running[shape].wait():
+            raise RuntimeError(f"compiling {shape.policy} {shape} failed")
+        report = json.loads(plan_path(shape).with_suffix(".json").read_text())
+        seconds: dict[str, float] = report["seconds"]
+        return {name: round(took, 2) for name, took in seconds.items()}
 
 
-def eager(shape: Shape, dtype: torch.dtype, size: str = "full", device: str = "cuda") -> pi05.Pi05:
-    """Our module with the checkpoint's weights: float32 is the reference, bfloat16 the serving precision."""
-    opened, config = open_checkpoint(checkpoint(size)), config_of(shape, size)
-    model = pi05.Pi05(config, dtype).eval()
-    load(model, opened, pi05.weights(opened, config))
-    return model.to(device)
+def eager(shape: Shape, dtype: torch.dtype, device: str = "cuda") -> Eager:
+    """The policy's modules with the checkpoint's weights: float32 is the reference, bfloat16 the serving precision."""
+    opened = open_model(checkpoint(shape.policy, shape.size), options(shape))
+    return Eager(opened.model, opened.config, dtype, opened.checkpoint, device)
 
 
-def observation(
-    shape: Shape, valid: int, seed: int = 0, edge: int = 224, width: int = 32, vocab: int = 257152
-) -> dict[str, Array]:
-    """Random device inputs: smooth frames with noise, `valid` random tokens, Gaussian noise."""
+def inputs_of(shape: Shape) -> tuple[list[Slot], int]:
+    """The device inputs of the policy, and how many embeddings its tokens may name."""
+    opened = open_model(checkpoint(shape.policy, shape.size), options(shape))
+    stages, schedule = opened.model.stages(opened.config, torch.bfloat16, False), opened.model.schedule(opened.config)
+    leaves = {n: x for s in stages.values() for n, x in zip(s.inputs, pytree.tree_leaves(s.args), strict=True)}
+    leaves |= {
+        start: leaves[name] for step in schedule.steps if isinstance(step, Repeat) for name, start in step.carry.items()
+    }
+    slots = [Slot(name, TYPES[leaves[name].dtype], tuple(leaves[name].shape)) for name in schedule.inputs]
+    return slots, opened.config.vocab
+
+
+def observation(inputs: Sequence[Slot], valid: int, vocab: int, seed: int = 0) -> dict[str, Array]:
+    """Random device inputs by name: frames that are smooth with noise, `valid` random tokens, the rest Gaussian."""
     rng = np.random.default_rng(seed)
-    ramp = np.linspace(0, 255, edge)[None, :, None, None] * rng.uniform(0, 1, (shape.views, 1, edge, 3))
-    frames = np.clip(ramp + rng.normal(0, 40, (shape.views, edge, edge, 3)), 0, 255).astype(np.uint8)
-    tokens = np.zeros(shape.prompt, np.int32)
-    tokens[:valid] = rng.integers(4, vocab, valid)
-    noise = rng.standard_normal((shape.horizon, width)).astype(np.float32)
-    return {"images": frames, "tokens": tokens, "n": np.array(valid, np.int32), "noise": noise}
+    found: dict[str, Array] = {}
+    for slot in inputs:
+        if slot.name == "images":
+            found[slot.name] = frames(slot, rng)
+        elif slot.name == "tokens":
+            found[slot.name] = np.where(np.arange(slot.shape[0]) < valid, rng.integers(4, vocab, slot.shape), 0)
+        elif slot.name == "n":
+            found[slot.name] = np.array(valid)
+        else:
+            found[slot.name] = rng.standard_normal(slot.shape)
+    return {slot.name: found[slot.name].astype(DTYPES[slot.dtype].numpy) for slot in inputs}
+
+
+def frames(slot: Slot, rng: np.random.Generator) -> Array:
+    """[V, edge, edge, 3]: bytes, or numbers in [-1, 1] where the policy takes floats."""
+    views, edge = slot.shape[:2]
+    ramp = np.linspace(0, 255, edge)[None, :, None, None] * rng.uniform(0, 1, (views, 1, edge, 3))
+    pixels = np.clip(ramp + rng.normal(0, 40, slot.shape), 0, 255)
+    return pixels if slot.dtype == "u8" else pixels / 127.5 - 1
 
 
 if __name__ == "__main__":
-    compiled(Shape(*map(int, sys.argv[1:])))
+    policy, views, prompt, horizon, size = sys.argv[1:]
+    compiled(Shape(policy, int(views), int(prompt), int(horizon), size))

@@ -1,139 +1,210 @@
-"""Latency of the full-size Plan on a GPU beside its rivals, in one run: one CUDA graph, host to host, and stages.
+"""Latency of a policy's Plans on a GPU beside its rivals, in one run: one CUDA graph, host to host, and stages.
 
-    PYTHONPATH=. python3 -m bench.gpu_bench [--changing N] [--only WORD]
+    PYTHONPATH=. python3 -m bench.gpu_bench [--policy pi0] [--changing N] [--only WORD]
 
-Every contender: 300 warm-ups, then replays one at a time, p50 to p99.9. A rival that does not run fails the bench.
+Every contender: 300 warm-ups, then replays one at a time, p50 to p99.9. Rivals are built while the Plans are compiled
+and timed when that is done. A rival that does not run fails the bench. `--device cpu` is a rehearsal at size tiny.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch._dynamo
+from torch import Tensor
 
-from bench.full_model import Shape, compile_side_by_side, observation, plan_path
-from bench.rivals import pi05_torch
-from frtc.runtime.plan import unrolled
+from bench import report
+from bench.full_model import Compiling, Shape, inputs_of, observation, plan_path
+from bench.gpu_model import graph_nodes
+from bench.rivals import pi0_torch, pi05_torch
+from bench.rivals.modules_torch import Modules
+from frtc.models import load_models
+from frtc.runtime.emulator import Emulator
+from frtc.runtime.executor import Executor
 from frtc.runtime.plan_file import open_plan
 from frtc.runtime.session import Session
-from frtc.runtime.timing import Spread
+from frtc.runtime.timing import Spread, took_us
 
-WARM_UPS, REPLAYS = 300, 1000
-SHAPES = (Shape(horizon=50), Shape(horizon=10), Shape(prompt=200, horizon=50))
-P50_BAR_MS, BUDGET_BAR_MS, TAIL_BAR = 30.0, 1.5, 1.03
+P50_BAR_MS, BUDGET_BAR_MS, TAIL_BAR, NODES_BAR = 30.0, 1.5, 1.03, 2000
 
 
-def device_times(replay: Callable[[], object], stream: torch.cuda.Stream, count: int) -> Spread:
-    """Microseconds between events around each replay, one in flight."""
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How often things run.
+
+    warm_up    before the first sample of a contender
+    tail       replays of a policy's first shape, whose p99.9 counts; `replays` of everything else
+    parts      inferences with an event after each stage
+    changing   inferences from host to host, another prompt length and noise each time
+    """
+
+    warm_up: int = 300
+    tail: int = 1000
+    replays: int = 300
+    parts: int = 100
+    changing: int = 10_000
+
+
+REHEARSAL = Counts(1, 2, 2, 2, 3)
+
+
+class Rival(Protocol):
+    """`run` is one inference on what lies on the device already, to `out`."""
+
+    out: Tensor
+
+    def run(self) -> None: ...
+    def compile(self) -> None: ...
+
+
+def sizes(device: str, **about: Any) -> pi05_torch.Shape:
+    """On a CPU two layers."""
+    few = {} if device == "cuda" else {"vision_layers": 2, "layers": 2, "steps": 2, "views": 1}
+    return pi05_torch.Shape(device=device, **{**about, **few})
+
+
+SHAPES = {
+    "pi05": (Shape("pi05"), Shape("pi05", horizon=10), Shape("pi05", prompt=200)),
+    "pi0": (Shape("pi0"), Shape("pi0", horizon=10)),
+    "smolvla": (Shape("smolvla"),),
+}
+INDUCTOR = "Inductor + graph"
+RIVALS: dict[str, dict[str, tuple[str, Callable[[str], Rival]]]] = {
+    "pi05": {
+        "tuned bf16 c50": (f"torch tuned bf16, {INDUCTOR}", lambda device: pi05_torch.Pi05(sizes(device))),
+        "tuned bf16 c10": (f"torch tuned bf16, {INDUCTOR}", lambda device: pi05_torch.Pi05(sizes(device, horizon=10))),
+        "tuned fp8 c50": (f"torch tuned FP8, {INDUCTOR}", lambda device: pi05_torch.Pi05(sizes(device, fp8=True))),
+        "natural bf16 c50": (
+            f"torch natural bf16, {INDUCTOR}",
+            lambda device: pi05_torch.Pi05(sizes(device, tuned=False)),
+        ),
+    },
+    "pi0": {
+        "tuned bf16 c50": (f"torch tuned bf16, {INDUCTOR}", lambda device: pi0_torch.Pi0(sizes(device))),
+        "tuned bf16 c10": (f"torch tuned bf16, {INDUCTOR}", lambda device: pi0_torch.Pi0(sizes(device, horizon=10))),
+    },
+    "smolvla": {
+        "own modules bf16 c50": (
+            f"own torch modules bf16, layers by {INDUCTOR}",
+            lambda device: Modules(Shape("smolvla", size="full" if device == "cuda" else "tiny"), device),
+        ),
+    },
+}
+
+
+def times(replay: Callable[[], object], stream: Any, counts: Counts, count: int) -> Spread:
+    """Microseconds between events around each replay, one in flight; by the host's clock where there is no stream."""
+    if stream is None:
+        return Spread.of([took_us(replay) for _ in range(count)])
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     samples = []
     with torch.cuda.stream(stream):
-        for i in range(WARM_UPS + count):
+        for _ in range(counts.warm_up + count):
             start.record(stream)
             replay()
             end.record(stream)
             end.synchronize()
-            if i >= WARM_UPS:
-                samples.append(start.elapsed_time(end) * 1e3)
-    return Spread.of(samples)
+            samples.append(start.elapsed_time(end) * 1e3)
+    return Spread.of(samples[counts.warm_up :])
 
 
-def ours(shape: Shape, valid: int, count: int) -> dict[str, Any]:
+def ours(shape: Shape, device: str, counts: Counts, tail: bool) -> dict[str, Any]:
+    """One Plan; `tail`: enough replays for its p99.9, and the inferences with changing prompts."""
     plan = open_plan(plan_path(shape), verify=False)
-    stream = torch.cuda.Stream()
-    inputs = observation(shape, valid)
-    launches = {s.name: sum(len(c.launches) for c in s.calls) for s in plan.program.stages}
+    slots, vocab = inputs_of(shape)
     row: dict[str, Any] = {
         "contender": "frtc bf16 baseline",
         "shape": str(shape),
-        "valid": valid,
+        "valid": 48,
         "plan_id": plan.plan_id,
+        "graph_nodes": graph_nodes(plan.program),
     }
-    row["graph_nodes"] = sum(launches[stage] for stage, _ in unrolled(plan.program.schedule))
-    with Session(plan, stream=stream) as session:
-        for name, value in inputs.items():
-            session.set(name, value)
-        session.warm()
-        session.run()
-        assert np.isfinite(session.get("actions")).all()
-        row["device_us"] = device_times(session.replay, stream, REPLAYS).row()
-        row["parts_us"] = {name: spread.row() for name, spread in session.time(300, 50).parts.items()}
-        if count:
-            row["changing_prompts_us"] = changing(session, shape, count).row() | {"count": count}
+    stream = torch.cuda.Stream() if device == "cuda" else None
+    with Session(plan, stream=stream) if stream else Emulator(plan) as executor:
+        for name, value in observation(slots, row["valid"], vocab).items():
+            executor.set(name, value)
+        executor.run()
+        (output,) = executor.outputs
+        assert np.isfinite(executor.get(output)).all()
+        replay = executor.replay if isinstance(executor, Session) else executor.run
+        row["device_us"] = times(replay, stream, counts, counts.tail if tail else counts.replays).row()
+        row["parts_us"] = {name: part.row() for name, part in executor.time(counts.parts).parts.items()}
+        if tail and counts.changing:
+            row["changing_prompts_us"] = changing(executor, counts.changing).row() | {"count": counts.changing}
     return row
 
 
-def changing(session: Session, shape: Shape, count: int) -> Spread:
-    """Host to host, another prompt length and noise every time."""
+def changing(executor: Executor, count: int) -> Spread:
+    """Host to host on a warm executor, another prompt length and noise every time."""
     rng = np.random.default_rng(2)
-    lengths = rng.integers(1, shape.prompt + 1, WARM_UPS + count)
-    noise = rng.standard_normal((shape.horizon, 32)).astype(np.float32)
+    (budget,), horizon = executor.inputs["tokens"].shape, executor.inputs["noise"].shape
+    lengths = rng.integers(1, budget + 1, count)
+    noise = rng.standard_normal(horizon).astype(np.float32)
     samples = []
     for i, n in enumerate(lengths):
-        session.set("n", np.array(n, np.int32))
-        session.set("noise", np.roll(noise, i, 0))
-        started = time.perf_counter_ns()
-        session.run()
-        samples.append((time.perf_counter_ns() - started) / 1e3)
-    return Spread.of(samples[WARM_UPS:])
+        executor.set("n", np.array(n, np.int32))
+        executor.set("noise", np.roll(noise, i, 0))
+        samples.append(took_us(executor.run))
+    return Spread.of(samples)
 
 
-def rival(name: str, shape: pi05_torch.Shape, inductor: bool) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A rival that is ready to replay; `rival` keeps its memory."""
+
+    name: str
+    shape: str
+    rival: Rival
+    replay: Callable[[], object]
+    seconds: float
+
+    def time(self, device: str, counts: Counts) -> dict[str, Any]:
+        stream = torch.cuda.current_stream() if device == "cuda" else None
+        spread = times(self.replay, stream, counts, counts.replays)
+        assert torch.isfinite(self.rival.out).all(), f"{self.name} gives no finite actions"
+        row = {"contender": self.name, "shape": self.shape, "build_seconds": self.seconds}
+        return row | {"device_us": spread.row()}
+
+
+@torch.no_grad()
+def built(name: str, label: str, make: Callable[[str], Rival], device: str) -> Built:
+    """The rival compiled and captured (on a CPU: as it is)."""
     started = time.perf_counter()
     torch._dynamo.reset()
-    with torch.no_grad():
-        model = pi05_torch.Pi05(shape)
-        if inductor:
-            model.compile()
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
+    torch._dynamo.config.cache_size_limit = 64
+    rival = make(device)
+    replay: Callable[[], object] = rival.run
+    if device == "cuda":
+        rival.compile()
+        with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(3):
-                model.run()
+                rival.run()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            model.run()
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.isfinite(model.out).all(), f"{name} gives no finite actions"
-        build = time.perf_counter() - started
-        spread = device_times(graph.replay, torch.cuda.current_stream(), REPLAYS // 2)
-    row = {"contender": name, "shape": f"v{shape.views}-p{shape.prompt}-c{shape.horizon}", "build_seconds": build}
-    return row | {"device_us": spread.row()}
+            rival.run()
+        replay = graph.replay
+    replay()
+    horizon = label.rpartition(" ")[2]
+    return Built(name, f"v2-p48-{horizon}", rival, replay, time.perf_counter() - started)
 
 
-def contenders(count: int) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Label and measurement of each, ours first; `count` inferences with changing prompts."""
-    tuned = {c: pi05_torch.Shape(horizon=c) for c in (50, 10)}
-    fp8, natural = pi05_torch.Shape(fp8=True), pi05_torch.Shape(tuned=False)
-    return [
-        ("frtc c50", lambda: ours(SHAPES[0], 48, count)),
-        ("frtc c10", lambda: ours(SHAPES[1], 48, 0)),
-        ("frtc p200", lambda: ours(SHAPES[2], 48, 0)),
-        ("tuned bf16 c50", lambda: rival("torch tuned bf16, Inductor + graph", tuned[50], True)),
-        ("tuned bf16 c10", lambda: rival("torch tuned bf16, Inductor + graph", tuned[10], True)),
-        ("tuned fp8 c50", lambda: rival("torch tuned FP8, Inductor + graph", fp8, True)),
-        ("natural bf16 c50", lambda: rival("torch natural bf16, Inductor + graph", natural, True)),
-    ]
-
-
-def bars_of(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
+def bars_of(rows: Sequence[dict[str, Any]], policy: str) -> dict[str, bool]:
     """The bars that the rows so far can decide."""
     own = [r for r in rows if "graph_nodes" in r]
+    if not own:
+        return {}
     p50 = [r["device_us"]["p50"] / 1e3 for r in own]
     bars = {f"p50 {r['shape']}": ms <= P50_BAR_MS for r, ms in zip(own, p50, strict=True)}
-    bars["graph nodes"] = max(r["graph_nodes"] for r in own) <= 2000
-    if len(own) == len(SHAPES):
+    bars["graph nodes"] = max(r["graph_nodes"] for r in own) <= NODES_BAR
+    if policy == "pi05" and len(own) == len(SHAPES[policy]):
         bars["budget 200 costs"] = p50[2] - p50[0] <= BUDGET_BAR_MS
     if "changing_prompts_us" in own[0]:
         tail = own[0]["changing_prompts_us"]
@@ -141,33 +212,50 @@ def bars_of(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
     return bars
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--changing", type=int, default=10_000, help="inferences with changing prompts")
-    parser.add_argument("--only", default="", help="contenders whose label holds this word, beside frtc's own")
-    arguments = parser.parse_args()
-    torch._dynamo.config.cache_size_limit = 64
-    about: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "commit": os.environ.get("FRTC_COMMIT", ""),
-        "command": shlex.join(["python3", "-m", "bench.gpu_bench", *sys.argv[1:]]),
-        "compile_seconds": {str(shape): seconds for shape, seconds in compile_side_by_side(SHAPES).items()},
-    }
-    folder = Path(os.environ.get("OUT") or "bench/results")
-    folder.mkdir(parents=True, exist_ok=True)
+def contenders(policy: str, shapes: Sequence[Shape], rivals: Sequence[Built], device: str, counts: Counts) -> Any:
+    """Label and measurement of each, ours first."""
+    for i, shape in enumerate(shapes):
+        yield f"frtc {shape}", lambda shape=shape, i=i: ours(shape, device, counts, i == 0)
+    for rival in rivals:
+        yield f"{rival.name} {rival.shape}", lambda rival=rival: rival.time(device, counts)
+
+
+def bench(
+    policy: str, shapes: Sequence[Shape], rivals: Sequence[Built], device: str, counts: Counts, about: dict[str, Any]
+) -> dict[str, bool]:
+    """Times everything that is ready, and writes after each contender."""
     rows: list[dict[str, Any]] = []
     bars: dict[str, bool] = {}
-    for label, measure in contenders(arguments.changing):
-        if not label.startswith("frtc") and arguments.only not in label:
-            continue
+    for label, measure in contenders(policy, shapes, rivals, device, counts):
         rows.append(measure())
         at = rows[-1]["device_us"]
-        print(f"{label:20s} p50 {at['p50'] / 1e3:7.3f} ms   p99 {at['p99'] / 1e3:7.3f} ms", flush=True)
-        torch.cuda.empty_cache()
-        bars = bars_of(rows)
-        (folder / "gpu_bench.json").write_text(json.dumps(about | {"bars": bars, "rows": rows}, indent=1) + "\n")
-    print(json.dumps(bars, indent=1))
+        print(f"{policy} {label:56s} p50 {at['p50'] / 1e3:7.3f} ms   p99 {at['p99'] / 1e3:7.3f} ms", flush=True)
+        bars = bars_of(rows, policy)
+        report.write(f"gpu_bench_{policy}", about | {"policy": policy, "bars": bars, "rows": rows})
+    return bars
+
+
+def shapes_of(policy: str, device: str) -> tuple[Shape, ...]:
+    return tuple(s if device == "cuda" else replace(s, size="tiny") for s in SHAPES[policy])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--policy", default="pi05", choices=list(load_models()))
+    parser.add_argument("--changing", type=int, default=10_000, help="inferences with changing prompts")
+    parser.add_argument("--only", default="", help="rivals whose label holds this word, beside frtc's own Plans")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    arguments = parser.parse_args()
+    policy, device = arguments.policy, arguments.device
+    counts = replace(Counts(), changing=arguments.changing) if device == "cuda" else REHEARSAL
+    shapes = shapes_of(policy, device)
+    compiling = Compiling(shapes)
+    wanted = {label: row for label, row in RIVALS[policy].items() if arguments.only in label}
+    rivals = [built(name, label, make, device) for label, (name, make) in wanted.items()]
+    seconds = {str(shape): compiling.wait(shape) for shape in shapes}
+    about = report.about("bench.gpu_bench", device) | {"compile_seconds": seconds}
+    bars = bench(policy, shapes, rivals, device, counts, about)
+    print(bars)
     return 0 if all(bars.values()) else 3
 
 

@@ -1,36 +1,40 @@
-"""The full-size Plan on a GPU against the eager module in float32: velocity per step, end to end, determinism, memory.
+"""A policy's Plan on a GPU against its modules in float32: velocity per step, end to end, determinism, memory.
 
-    PYTHONPATH=. python3 -m bench.gpu_model [--size tiny]
+    PYTHONPATH=. python3 -m bench.gpu_model [--policy pi0] [--size tiny] [--device cpu]
 
-Per step: x_k is the float32 trajectory's, both sides answer with a velocity, e_k = ||v - v*|| / ||v*||. The bars are
-those of docs/design.md, section 9: e_k <= 1.5 x the error of the serving-precision eager module, and <= 2e-2.
+Per step: x_k is the float32 trajectory's, both sides answer with x_{k+1}, and e_k is the relative error of the change,
+which is the velocity's. The bars are those of docs/design.md, section 9: e_k <= 1.5 x the error of the
+serving-precision modules, and <= 2e-2. With `--device cpu` the emulator runs the Plan: a rehearsal without figures.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from cuda.bindings import driver
 
-from bench.full_model import SCRATCH, Shape, compiled, config_of, eager, observation
+from bench import report
+from bench.eager import Eager
+from bench.full_model import Compiling, Shape, eager, inputs_of, observation, plan_path
+from frtc.models import load_models
 from frtc.runtime.driver import Driver
-from frtc.runtime.plan import unrolled
+from frtc.runtime.emulator import Emulator
+from frtc.runtime.executor import Executor
+from frtc.runtime.plan import Program, unrolled
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.session import Session
 
 Array = np.ndarray[Any, Any]
-Step = Callable[[Array, int], Array]  # (x_k, k) -> x_{k+1}
-ABSOLUTE, RATIO = 2e-2, 1.5
+Inputs = dict[str, Array]
+ABSOLUTE, RATIO, MEMORY = 2e-2, 1.5, 64 << 20
+BUILDS = ("Alloc", "Create", "Load", "Instantiate", "Register", "Capture", "Retain", "Add", "SetParams")
 
 
 def relative_error(y: Array, reference: Array) -> float:
@@ -38,83 +42,66 @@ def relative_error(y: Array, reference: Array) -> float:
     return float(error) if np.isfinite(error) else float("inf")
 
 
-class Eager:
-    """The PyTorch module on the same inputs."""
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What PyTorch says on one observation.
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, size: str, inputs: dict[str, Array]) -> None:
-        self.model = eager(shape, dtype, size)
-        self.n = torch.tensor(int(inputs["n"]), dtype=torch.int32, device="cuda")
-        with torch.no_grad():
-            image_tokens = self.model.vision(torch.from_numpy(inputs["images"]).cuda())
-            self.kv = self.model.prefix(image_tokens, torch.from_numpy(inputs["tokens"]).cuda(), self.n)
+    xs      the carried value in float32, before the first round and after each
+    errors  of the serving precision, per round
+    stage, carried, start, output   the loop's program and names
+    """
 
-    def velocity(self, x: Array, k: int) -> Array:
-        with torch.no_grad():
-            t = torch.tensor(self.model.config.times[k], device="cuda")
-            v: Array = self.model.denoise.velocity(torch.from_numpy(x).cuda(), t, self.n, self.kv).cpu().numpy()
-        return v
+    inputs: Inputs
+    xs: list[Array]
+    errors: list[float]
+    stage: str
+    carried: str
+    start: str
+    output: str
 
-
-def trajectory(reference: Eager, noise: Array, steps: int) -> tuple[list[Array], list[Array]]:
-    """x_k and v_k of the Euler loop in float32."""
-    xs, vs = [noise], []
-    for k in range(steps):
-        vs.append(reference.velocity(xs[-1], k))
-        xs.append(xs[-1] - vs[-1] / np.float32(steps))
-    return xs, vs
+    def error(self, k: int, x_next: Array) -> float:
+        """Of round k's change, given what came out of it."""
+        return relative_error(x_next - self.xs[k], self.xs[k + 1] - self.xs[k])
 
 
-def plan_velocity(session: Session, x: Array, k: int, steps: int) -> Array:
-    """One denoise step of the Plan from x: the velocity is the change over dt."""
-    session.set("noise", x)
-    session.run_stage("let.x_t")
-    session.run_stage("denoise", k)
-    return (x - session.get("actions")) * np.float32(steps)
+def references(shape: Shape, lengths: tuple[int, ...], device: str) -> list[Reference]:
+    """One for each length of the prompt; float32 first, then the serving precision, never both in memory."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    slots, vocab = inputs_of(shape)
+    observed = [observation(slots, valid, vocab, seed) for seed, valid in enumerate(lengths)]
+    exact = eager(shape, torch.float32, device)
+    paths = [[x.cpu().numpy() for x in exact.trajectory(inputs)[1]] for inputs in observed]
+    names = (exact.loop.stage, exact.carried, exact.start, exact.output)
+    found = [Reference(inputs, xs, [], *names) for inputs, xs in zip(observed, paths, strict=True)]
+    del exact
+    serving = eager(shape, torch.bfloat16, device)
+    for reference in found:
+        reference.errors.extend(serving_errors(serving, reference))
+    return found
 
 
-def check(shape: Shape, size: str, valid: int) -> dict[str, Any]:
-    made, config = compiled(shape, size=size), config_of(shape, size)
-    inputs = observation(shape, valid, 0, config.vision.image, config.action_width, config.vocab)
-    reference = Eager(shape, torch.float32, size, inputs)
-    xs, vs = trajectory(reference, inputs["noise"], config.steps)
-    serving = Eager(shape, torch.bfloat16, size, inputs)
-    eager_errors = [relative_error(serving.velocity(x, k), v) for k, (x, v) in enumerate(zip(xs, vs, strict=False))]
-    del reference, serving
-    torch.cuda.empty_cache()
-    plan = open_plan(made.path)
-    counting = Counting()
-    with Session(plan, driver=Driver(api=counting)) as session:
-        session.warm()
-        memory = session.memory()
-        actions = infer(session, inputs)
-        errors = [
-            relative_error(plan_velocity(session, x, k, config.steps), v)
-            for k, (x, v) in enumerate(zip(xs, vs, strict=False))
-        ]
-        steady = runs(session, plan, inputs, counting)
-    end_to_end = relative_error(actions - inputs["noise"], xs[-1] - inputs["noise"])
-    launches = {s.name: sum(len(c.launches) for c in s.calls) for s in plan.program.stages}
+def serving_errors(serving: Eager, reference: Reference) -> list[float]:
+    prepared = serving.prepare(reference.inputs)
+    starts = [torch.from_numpy(x).to(serving.device) for x in reference.xs[:-1]]
+    return [reference.error(k, serving.step(prepared, x, k).cpu().numpy()) for k, x in enumerate(starts)]
+
+
+def accuracy(executor: Executor, reference: Reference) -> dict[str, Any]:
+    """Whole inference, then every round from the reference's x_k."""
+    actions = infer(executor, reference.inputs)
+    errors = []
+    for k, x in enumerate(reference.xs[:-1]):
+        executor.set(reference.start, x)
+        executor.run_stage(f"let.{reference.carried}")
+        executor.run_stage(reference.stage, k)
+        errors.append(reference.error(k, executor.get(reference.output)))
+    noise, end = reference.xs[0], reference.xs[-1]
     return {
-        "shape": str(shape),
-        "valid_tokens": valid,
-        "plan_id": made.plan_id,
-        "compile_seconds": dict(made.seconds),
-        "graph_nodes": sum(launches[stage] for stage, _ in unrolled(plan.program.schedule)),
+        "valid_tokens": int(reference.inputs["n"]),
         "velocity_errors": errors,
-        "eager_bf16_errors": eager_errors,
-        "end_to_end_error": end_to_end,
-        "steady": steady,
-        "memory": {name: getattr(memory, name) for name in ("planned", "used", "weights", "arena", "state", "slots")},
-        "passed": {
-            "absolute": max(errors) <= ABSOLUTE,
-            "ratio": max(errors) <= RATIO * max(eager_errors),
-            "steady": steady["equal"] and not steady["builds"],
-            "memory": abs(memory.planned - memory.used) <= 64 << 20,
-        },
+        "eager_bf16_errors": reference.errors,
+        "end_to_end_error": relative_error(actions - noise, end - noise),
     }
-
-
-BUILDS = ("Alloc", "Create", "Load", "Instantiate", "Register", "Capture", "Retain", "Add", "SetParams")
 
 
 class Counting:
@@ -135,65 +122,106 @@ class Counting:
         return call
 
 
-def runs(
-    session: Session, plan: Plan, inputs: dict[str, Array], counting: Counting, count: int = 1000
-) -> dict[str, Any]:
+def steady(executor: Executor, plan: Plan, inputs: Inputs, counting: Counting, count: int) -> dict[str, Any]:
     """`count` inferences over eight prompts, lengths and noises: equal to fresh single runs, nothing built."""
     rng = np.random.default_rng(1)
     budget = len(inputs["tokens"])
+    changed = [name for name in inputs if name not in ("images", "tokens", "n")]
     variants = [
         inputs
-        | {
-            "n": np.array(n, np.int32),
-            "tokens": rng.permutation(inputs["tokens"]),
-            "noise": rng.standard_normal(inputs["noise"].shape).astype(np.float32),
-        }
+        | {"n": np.array(n, np.int32), "tokens": rng.permutation(inputs["tokens"])}
+        | {name: rng.standard_normal(inputs[name].shape).astype(np.float32) for name in changed}
         for n in rng.integers(1, budget + 1, 8)
     ]
-    first = [alone(plan, v) for v in variants]
-    infer(session, inputs)
+    first = [alone(plan, v, executor) for v in variants]
+    infer(executor, inputs)
     before = counting.calls.copy()
     order = rng.integers(0, len(variants), count)
-    equal = all(np.array_equal(infer(session, variants[i]), first[i]) for i in order)
+    equal = all(np.array_equal(infer(executor, variants[i]), first[i]) for i in order)
     made = counting.calls - before
     return {
         "inferences": count,
         "equal": equal,
+        "distinct": len({a.tobytes() for a in first}),
         "calls": dict(made),
         "builds": {name: times for name, times in made.items() if any(word in name for word in BUILDS)},
     }
 
 
-def alone(plan: Plan, inputs: dict[str, Array]) -> Array:
+def alone(plan: Plan, inputs: Inputs, like: Executor) -> Array:
     """One inference of a session of its own."""
-    with Session(plan) as session:
-        return infer(session, inputs)
+    with Session(plan) if isinstance(like, Session) else Emulator(plan) as executor:
+        return infer(executor, inputs)
 
 
-def infer(session: Session, inputs: dict[str, Array]) -> Array:
+def infer(executor: Executor, inputs: Inputs) -> Array:
     for name, value in inputs.items():
-        session.set(name, value)
-    session.run()
-    return session.get("actions")
+        executor.set(name, value)
+    executor.run()
+    (output,) = executor.outputs
+    return executor.get(output)
+
+
+def graph_nodes(program: Program) -> int:
+    """Kernel launches of one inference."""
+    launches = {s.name: sum(len(c.launches) for c in s.calls) for s in program.stages}
+    return sum(launches[stage] for stage, _ in unrolled(program.schedule))
+
+
+def check(plan: Plan, found: list[Reference], device: str, count: int) -> dict[str, Any]:
+    """Everything that decides whether the Plan is right."""
+    counting = Counting()
+    executor = Session(plan, driver=Driver(api=counting)) if device == "cuda" else Emulator(plan)
+    with executor:
+        memory: dict[str, int] = {}
+        if isinstance(executor, Session):
+            executor.warm()
+            memory = asdict(executor.memory())
+        rows = [accuracy(executor, reference) for reference in found]
+        runs = steady(executor, plan, found[0].inputs, counting, count)
+    return {
+        "plan_id": plan.plan_id,
+        "graph_nodes": graph_nodes(plan.program),
+        "accuracy": rows,
+        "steady": runs,
+        "memory": memory,
+        "passed": {
+            "absolute": all(max(r["velocity_errors"]) <= ABSOLUTE for r in rows),
+            "ratio": all(max(r["velocity_errors"]) <= RATIO * max(r["eager_bf16_errors"]) for r in rows),
+            "steady": runs["equal"] and not runs["builds"] and runs["distinct"] > 1,
+            "memory": not memory or abs(memory["planned"] - memory["used"]) <= MEMORY,
+        },
+    }
+
+
+def lengths_of(shape: Shape) -> tuple[int, int]:
+    """Valid tokens of the observations that decide: a full prompt, and one that leaves a hole in the keys."""
+    return shape.prompt, max(1, shape.prompt // 4)
+
+
+def file_name(shape: Shape) -> str:
+    return f"gpu_model_{shape.policy}" + ("" if shape.size == "full" else f"_{shape.size}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--policy", default="pi05", choices=list(load_models()))
     parser.add_argument("--size", default="full", choices=("full", "tiny"))
     parser.add_argument("--horizon", type=int, default=50)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--inferences", type=int, default=1000, help="of the check that all bits stay the same")
     arguments = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     started = time.perf_counter()
-    result = check(Shape(horizon=arguments.horizon), arguments.size, valid=48)
-    result |= {"device": torch.cuda.get_device_name(), "commit": os.environ.get("FRTC_COMMIT", "")}
-    result["seconds"] = time.perf_counter() - started
-    folder = Path(os.environ.get("OUT") or "bench/results")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"gpu_model_{arguments.size}.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    shape = Shape(arguments.policy, horizon=arguments.horizon, size=arguments.size)
+    compiling = Compiling([shape])
+    found = references(shape, lengths_of(shape), arguments.device)  # while the Plan is compiled
+    seconds = compiling.wait(shape)
+    result = {"policy": shape.policy, "shape": str(shape), "compile_seconds": seconds}
+    result |= check(open_plan(plan_path(shape)), found, arguments.device, arguments.inferences)
+    result |= report.about("bench.gpu_model", arguments.device) | {"seconds": time.perf_counter() - started}
+    print(report.write(file_name(shape), result).read_text())
     return 0 if all(result["passed"].values()) else 3
 
 
 if __name__ == "__main__":
-    SCRATCH.mkdir(parents=True, exist_ok=True)
     sys.exit(main())

@@ -164,6 +164,8 @@ LAYERS = (vision_layer, prefix_keys, prefix_layer, expert_layer, patches, projec
 class Pi05:
     """Weights and buffers; `run` is one inference from `images` and `noise` to `out`."""
 
+    BEFORE = 0  # tokens of the expert between the prefix and the actions
+
     def __init__(self, shape: Shape) -> None:
         self.shape, s = shape, shape
         self.call: dict[str, Callable[..., Any]] = {f.__name__: f for f in LAYERS}
@@ -178,11 +180,17 @@ class Pi05:
         self.prefix_layers = [self._gemma(PREFIX, PREFIX_MLP) for _ in range(s.layers)]
         self.expert_layers = [self._gemma(EXPERT, EXPERT_MLP) for _ in range(s.layers)]
         self.prefix_norms = [(random(s, PREFIX), random(s, PREFIX)) for _ in range(s.layers)]
-        self.dense = [(random(s, 3 * EXPERT, EXPERT), random(s, 3 * EXPERT)) for _ in range(2 * s.layers + 1)]
-        self.time = [(random(s, EXPERT, EXPERT, std=0.03), random(s, EXPERT)) for _ in range(2)]
         self.action_in = random(s, EXPERT, ACTION, std=0.2), random(s, EXPERT)
         self.action_out = random(s, ACTION, EXPERT, std=0.03), random(s, ACTION)
         self._buffers()
+        self._expert()
+
+    def _expert(self) -> None:
+        """What the expert has beside its layers: adaptive norms."""
+        s = self.shape
+        self.dense = [(random(s, 3 * EXPERT, EXPERT), random(s, 3 * EXPERT)) for _ in range(2 * s.layers + 1)]
+        self.time = [(random(s, EXPERT, EXPERT, std=0.03), random(s, EXPERT)) for _ in range(2)]
+        self.modulation = [self._modulation(k) for k in range(s.steps)] if s.tuned else None
 
     def _gemma(self, width: int, mlp: int) -> tuple[Any, ...]:
         s = self.shape
@@ -199,16 +207,15 @@ class Pi05:
         self.prompt = random(s, s.prompt, PREFIX, std=1.0)
         self.noise = torch.randn(s.horizon, ACTION, device=s.device)
         self.out = torch.empty_like(self.noise)
-        rows = s.prefix + s.horizon
+        rows = s.prefix + self.BEFORE + s.horizon
         self.keys, self.values = (
             [torch.zeros(rows, HEAD_DIM, device=s.device, dtype=BF16) for _ in range(s.layers)] for _ in range(2)
         )
         self.prefix_rope = rope_tables(0, s.prefix, s.device)
-        self.suffix_rope = rope_tables(s.prefix, s.horizon, s.device)
+        self.suffix_rope = rope_tables(s.prefix + self.BEFORE, s.horizon, s.device)
         period = 4e-3 * 1000 ** torch.linspace(0, 1, EXPERT // 2, device=s.device)
         angle = (1 - torch.arange(s.steps, device=s.device) / s.steps)[:, None] / period * 2 * math.pi
         self.embedded = torch.cat([angle.sin(), angle.cos()], -1).to(BF16)
-        self.modulation = [self._modulation(k) for k in range(s.steps)] if s.tuned else None
 
     def _modulation(self, step: int) -> list[Tensor]:
         cond = self.embedded[step : step + 1]

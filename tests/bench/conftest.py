@@ -1,0 +1,24 @@
+"""Tiny checkpoints of every policy, written once for all tests of the bench."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import full_model
+from frtc.models import load_models
+
+POLICIES = [name for name, model in load_models().items() if model.synthetic is not None]
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bench")
+
+
+@pytest.fixture(params=POLICIES)
+def policy(request: pytest.FixtureRequest, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a policy whose files go to the tests' own folder."""
+    monkeypatch.setattr(full_model, "SCRATCH", scratch)
+    return str(request.param)
