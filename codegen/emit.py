@@ -127,7 +127,10 @@ class Emitter:
         return replace(table, strided=inner, step=size)
 
     def _assemble(self, node: Node) -> None:
-        """Parts that are not yet where the whole expects them are copied there."""
+        """Parts that are not yet where the whole expects them are copied there. A reshape of a place may be a view."""
+        if node.op == "reshape" and (place := self._reshaped(node)) is not None:
+            self.places[node] = (place,)
+            return
         whole = self.wanted[node]
         self.places[node] = (whole,)
         found = parts(node, whole)
@@ -141,6 +144,12 @@ class Emitter:
             source = self._place(part)
             if not _same(source, place):
                 self._copy(source, place, node.loc)
+
+    def _reshaped(self, node: Node) -> Place | None:
+        """The source where it lies in another shape; None if its strides do not express that."""
+        source = self._place(node.args[0])
+        strided = source.strided.reshape(node.shape)
+        return None if strided is None else replace(source, strided=strided)
 
     def _read(self, node: Node) -> None:
         """The state's home; a copy where the next version is written before the last use."""

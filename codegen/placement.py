@@ -8,7 +8,8 @@
 
 A concat has no launch, and neither has a reshape that no view can express (heads side by side again after attention):
 their parts are written where the whole expects them, also when another program writes a part (the prefix writes its
-keys in front of the place where each denoise step writes its own).
+keys in front of the place where each denoise step writes its own). A result that is a view of some value lives inside
+that value, wherever a launch writes it.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ class Placement:
 
     shared    name in the environment -> place
     concats   concat node -> place of the whole
+    viewed    value whose views are results -> its place
     """
 
     shared: dict[str, Place] = field(default_factory=dict)
     concats: dict[Node, Place] = field(default_factory=dict)
+    viewed: dict[Node, Place] = field(default_factory=dict)
 
 
 def place_module(module: Module) -> Placement:
@@ -46,6 +49,12 @@ def place_module(module: Module) -> Placement:
         for node in graph.nodes:
             if node.op == "concat" and not node.is_const:
                 _place_concat(node, placement)
+    for graph in module.graphs:
+        _place_viewed(graph, module, placement)
+    for graph in module.graphs:
+        for node in graph.nodes:
+            if node.op == "reshape" and not node.is_const:
+                _place_reshaped(node, types, placement)
     for name, type in types.items():
         if name not in placement.shared:
             placement.shared[name] = new_place(STATE, type)
@@ -70,6 +79,30 @@ def _place_concat(node: Node, placement: Placement) -> None:
             placement.shared[part["name"]] = place
 
 
+def _place_viewed(graph: Graph, module: Module, placement: Placement) -> None:
+    """Let results that are views of a computed value live inside it, as far as only this program writes them."""
+    others = {name for g in module.graphs if g is not graph for name, _ in g.outputs}
+    for name, node in graph.outputs:
+        source = node.args[0] if node.op == "view" else None
+        if source is None or not _writes_freely(source) or name in placement.shared or name in others:
+            continue
+        whole = placement.viewed.get(source) or new_place(STATE, source.t)
+        place = whole.view(Strided(node["shape"], node["strides"], node["offset"]))
+        if place is not None:
+            placement.viewed[source], placement.shared[name] = whole, place
+
+
+def _place_reshaped(node: Node, types: dict[str, Type], placement: Placement) -> None:
+    """Let a value of another program lie where the reshape of it is row-major."""
+    for part, place in parts(node, new_place(STATE, node.t)):
+        strided: Strided | None = place.strided
+        while part.op == "view" and part.args[0] is not None and strided is not None:
+            strided, part = _inverse(part, part.args[0], strided), part.args[0]
+        free = part.op == "input" and part["name"] in types and part["name"] not in placement.shared
+        if free and strided is not None:
+            placement.shared[part["name"]] = Place(place.buffer, place.dtype, strided, place.step)
+
+
 def parts(node: Node, whole: Place) -> list[tuple[Node, Place]]:
     """Each operand of a concat with its slice of the whole; a reshape has one part, the whole in another shape."""
     if node.op == "reshape" and node.args[0] is not None:
@@ -86,7 +119,8 @@ def parts(node: Node, whole: Place) -> list[tuple[Node, Place]]:
 
 def targets(graph: Graph, placement: Placement) -> dict[Node, Place]:
     """Where the computed values of `graph` are to be written, for those that do not simply get a place in the arena."""
-    wanted: dict[Node, Place] = {}
+    inside = set(graph.nodes)
+    wanted = {node: place for node, place in placement.viewed.items() if node in inside}
     for name, node in graph.outputs:
         if _may_overwrite(graph, name, node):
             _aim(node, placement.shared[name], wanted)

@@ -127,6 +127,73 @@ graph g(x: bf16[2,4,16]) {{
 }}
 """
 
+BETWEEN = """
+module m
+
+graph weights() {{
+  %0 = tensor(key=w) : bf16[32,16]
+  %1 = tensor(key=o) : bf16[32,32]
+  return w=%0, o=%1
+}}
+
+graph first(x: bf16[6,16]) {{
+  @w : bf16[32,16]
+  %0 = linear(%x, @w) : bf16[6,32]
+  {made}
+  return k=%1
+}}
+
+graph second(k: bf16[2,6,16]) {{
+  @o : bf16[32,32]
+  {read}
+}}
+
+schedule {{
+  run first
+  run second
+  return y=y
+}}
+"""
+AS_HEADS = "%1 = view(%0, shape=[2,6,16], strides=[16,32,1]) : bf16[2,6,16]"
+AS_ROWS = """%0 = view(%k, shape=[6,2,16], strides=[16,96,1]) : bf16[6,2,16]
+  %1 = reshape(%0, shape=[6,32]) : bf16[6,32]
+  %2 = linear(%1, @o) : bf16[6,32]
+  return y=%2"""
+
+
+def test_a_result_that_is_a_view_lives_inside_the_value_it_shows() -> None:
+    read = "%0 = exp(%k) : bf16[2,6,16]\n  return y=%0"
+    built = agree(module_of(BETWEEN.format(made=AS_HEADS, read=read)))
+    assert copies(built, "first") == copies(built, "second") == []
+    (made,), (used,) = built.emitted["first"], built.emitted["second"]
+    assert made.results[0].buffer.space == STATE and used.operands[0].buffer is made.results[0].buffer
+    assert used.operands[0].strided.strides == (16, 32, 1)
+
+
+def test_a_reshape_in_another_program_reads_such_a_view_where_it_lies() -> None:
+    built = agree(module_of(BETWEEN.format(made=AS_HEADS, read=AS_ROWS)))
+    assert copies(built, "first") == copies(built, "second") == []
+    assert ops(built, "second") == ["linear"]
+
+
+def test_a_value_lies_where_another_program_reshapes_it() -> None:
+    shown = "%h = view(%0, shape=[2,6,16], strides=[16,32,1]) : bf16[2,6,16]\n  %1 = exp(%h) : bf16[2,6,16]"
+    built = agree(module_of(BETWEEN.format(made=shown, read=AS_ROWS)))
+    assert copies(built, "first") == copies(built, "second") == []
+    assert built.emitted["first"][1].results[0].strided.strides == (16, 32, 1), "the rows of both heads side by side"
+
+
+def test_a_part_of_a_value_cannot_be_placed_by_its_reshape() -> None:
+    """Half of the columns, as rows: the whole lies as it is, and what is read is copied."""
+    half = """%0 = view(%k, shape=[6,2,8], strides=[16,96,1]) : bf16[6,2,8]
+  %1 = reshape(%0, shape=[3,32]) : bf16[3,32]
+  %2 = linear(%1, @o) : bf16[3,32]
+  return y=%2"""
+    shown = "%h = view(%0, shape=[2,6,16], strides=[16,32,1]) : bf16[2,6,16]\n  %1 = exp(%h) : bf16[2,6,16]"
+    built = agree(module_of(BETWEEN.format(made=shown, read=half)))
+    assert copies(built, "first") == [] and len(copies(built, "second")) == 1
+
+
 LOOP = """
 module m
 
