@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from frtc.models.policies import PolicyFamily
     from frtc.models.stages import Model
 
-MODULES = ["pi05", "pi0"]
+MODULES = ["pi05", "pi0", "smolvla"]
 
 
 def load_models() -> dict[str, Model]:
