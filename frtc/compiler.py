@@ -297,15 +297,9 @@ def sizes_of(module: Module) -> Sizes:
 
 def source_of(opened: Opened) -> dict[str, Any]:
     """Where the Plan came from: evidence, not program. Headers identify the files; contents are not hashed."""
-    files = {f.name: hashlib.sha256(_header(f)).hexdigest() for f in opened.checkpoint.files}
+    files = {f.name: hashlib.sha256(opened.checkpoint.header(f)).hexdigest() for f in opened.checkpoint.files}
     facts = [{"name": f.name, "value": f.value, "source": f.source} for f in opened.facts]
     return {"checkpoint": opened.checkpoint.path.name, "headers": files, "facts": facts}
-
-
-def _header(path: Path) -> bytes:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        return file.read(length)
 
 
 class _Clock:

@@ -83,6 +83,11 @@ class Checkpoint:
     def __str__(self) -> str:
         return f"{self.path} ({len(self.tensors)} tensors)"
 
+    def header(self, file: Path) -> bytes:
+        """What identifies one of the files without reading the weights: its header."""
+        with file.open("rb") as f:
+            return f.read(int.from_bytes(f.read(8), "little"))
+
     def read(self, name: str) -> np.ndarray[Any, Any]:
         """The tensor as a read-only view of the file, after a look at every value: NaN or infinity is an error."""
         info = self.tensors[name]
@@ -94,7 +99,7 @@ class Checkpoint:
         count = info.nbytes // NUMPY[info.dtype].itemsize
         flat = np.frombuffer(self._maps[info.file], NUMPY[info.dtype], count, info.offset)
         if name not in self._checked and info.dtype in BITS:
-            _require_finite(info, flat)
+            require_finite(info, flat)
             self._checked.add(name)
         return flat.reshape(info.shape)
 
@@ -112,11 +117,27 @@ def _open(path: Path) -> Checkpoint:
         raise FrtcError("checkpoint.not_found", f"{path} does not exist", hint="pass a checkpoint folder or file")
     if path.is_file():
         return Checkpoint(path, (path,), read_header(path))
+    if tree := _open_tree(path):
+        return tree
     if (path / INDEX).is_file():
         return _open_shards(path, path / INDEX)
     if not (path / SINGLE).is_file():
         raise _nothing_to_read(path)
     return Checkpoint(path, (path / SINGLE,), read_header(path / SINGLE))
+
+
+def _open_tree(path: Path) -> Checkpoint | None:
+    """A JAX checkpoint, where the folder is one; with torch weights beside it nobody can say which are meant."""
+    from frtc.models import orbax  # it is a Checkpoint, too
+
+    tree = orbax.tree_of(path)
+    if tree is None:
+        return None
+    if torch := sorted(p.name for p in path.glob("*.safetensors") if p.name.startswith("model")):
+        rows = [("torch", torch[0]), ("JAX", str(tree.relative_to(path)))]
+        what = f"{path} holds weights in two layouts"
+        raise FrtcError("checkpoint.mixed", what, rows, "pass the one that is meant: the file, or the folder params")
+    return orbax.OrbaxCheckpoint(path, tree)
 
 
 def _open_shards(path: Path, index: Path) -> Checkpoint:
@@ -145,7 +166,10 @@ def _open_shards(path: Path, index: Path) -> Checkpoint:
 
 def _nothing_to_read(path: Path) -> FrtcError:
     present = sorted(p.name for p in path.iterdir())
-    rows = [("looked for", f"{SINGLE}, {INDEX}"), ("folder", ", ".join(present[:8]) or "empty")]
+    rows = [("looked for", f"{SINGLE}, {INDEX}, params/"), ("folder", ", ".join(present[:8]) or "empty")]
+    if "train_state" in present:
+        what = f"{path} holds only the trainer's state, no weights for inference"
+        return FrtcError("orbax.train_state", what, rows, "copy the folder params of the same step, too")
     pickles = [n for n in present if n.endswith(PICKLES)]
     if pickles:
         return FrtcError(
@@ -154,7 +178,7 @@ def _nothing_to_read(path: Path) -> FrtcError:
             rows,
             "convert it with safetensors.torch.save_file",
         )
-    return FrtcError("checkpoint.not_found", f"no safetensors checkpoint in {path}", rows)
+    return FrtcError("checkpoint.not_found", f"no checkpoint in {path}", rows)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -249,7 +273,7 @@ def _truncated(path: Path, size: int, wanted: int) -> FrtcError:
     return FrtcError("checkpoint.truncated", f"{path.name} is cut off", rows, "copy or download it again")
 
 
-def _require_finite(info: TensorInfo, flat: np.ndarray[Any, Any]) -> None:
+def require_finite(info: TensorInfo, flat: np.ndarray[Any, Any]) -> None:
     unsigned, mask, infinity = BITS[info.dtype]
     bits = flat.view(unsigned)
     for start in range(0, bits.size, PIECE):
