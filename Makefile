@@ -9,7 +9,7 @@ ORACLE_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python
 MATRIX_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
 MATRIX_TORCH ?= 2.11.0
 
-.PHONY: setup demo test test-fast test-full test-matrix lint oracle-venv test-oracle gpu-kernels gpu-model gpu-bench
+.PHONY: setup demo test test-fast test-full test-matrix lint oracle-venv test-oracle gpu-kernels gpu-model gpu-bench measured
 
 setup: $(VENV)/done
 
@@ -73,3 +73,7 @@ gpu-model:
 
 gpu-bench:
 	PYTHONPATH=. $(PYTHON) -m bench.gpu_bench
+
+# What `frtc models` says was measured: after every bench, from bench/results.
+measured: setup
+	$(RUN) tools/measured.py

@@ -71,7 +71,11 @@ def test_models(capsys: Capture) -> None:
     evidence = {t["name"]: t["evidence"] for t in said["targets"]}
     assert {k for k, v in evidence.items() if v == "run on hardware"} == {"hopper"}
     assert set(evidence) >= {"thor", "rtx5090", "rtx4090", "orin", "a100"}
-    assert said["models"][0]["name"] == "pi05"
+    assert [m["name"] for m in said["models"]][:2] == ["pi05", "pi0"]
+    assert set(said["models"][0]["layouts"]) >= {"openpi", "lerobot"}
+    assert said["measured"] and {row["target"] for row in said["measured"]} == {"hopper"}
+    text = call(capsys, "models").out
+    assert "checkpoints of" in text and "NVIDIA H200" in text and "a100: compiles, not run" in text
 
 
 def test_doctor(capsys: Capture) -> None:
@@ -176,7 +180,8 @@ for banned in ("torch", "jinja2", "onnx", "safetensors", "PIL"):
     sys.modules[banned] = None
 assert main(["inspect", {str(demo.plan)!r}, "--json"]) == 0
 assert main(["verify", {str(demo.plan)!r}, "--self-test", "--device", "cpu", "--json"]) == 0
-assert main(["compile", "x", "--arch", "thor"]) == 5 and main(["models"]) == 5
+assert main(["compile", "x", "--arch", "thor"]) == 5 and main(["models"]) == 0
+assert main(["diff", {str(demo.plan)!r}, {str(demo.folder / "pi05-hopper.plan")!r}]) == 0
 print([m for m in sys.modules if m.startswith(("frtc.codegen", "frtc.lowering", "frtc.passes"))])
 """
     assert fresh(code).strip().endswith("[]")
