@@ -1,4 +1,4 @@
-"""Write tests/fixtures: what lerobot 0.6.1 itself computes from raw observations with a small Pi0.5 of its own making.
+"""Write tests/fixtures: what lerobot 0.6.1 itself computes from raw observations with small policies of its own making.
 
     .venv-oracle/bin/python tools/make_fixtures.py -o tests/fixtures \\
         --gemma-tokenizer .cache/gemma-tokenizer/tokenizer.json
@@ -16,60 +16,23 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before lerobot is imported: nothing may co
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import oracle_pi
 import oracle_policy as policy_of
 import oracle_prompts
-import oracle_tokenizer
+import oracle_smolvla
 import torch
 from lerobot.policies.utils import prepare_observation_for_inference
 from lerobot.processor import PolicyProcessorPipeline
+from oracle_policy import Arrays, Case, Family
 from safetensors.numpy import save_file
-from transformers import Cache
 
-Arrays = dict[str, np.ndarray]
 Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # x_t, time, velocity
-TOP, WRIST = policy_of.CAMERAS
+FAMILIES = (oracle_pi.PI05, oracle_pi.PI0, oracle_smolvla.SMOLVLA)
 DISTRIBUTIONS = ("lerobot", "torch", "transformers", "tokenizers", "safetensors", "numpy")
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One raw observation; `state` is given in normalised units, so that its bins are known."""
-
-    name: str
-    task: str
-    state: tuple[float, ...]
-    cameras: tuple[str, ...] = (TOP, WRIST)
-
-
-CASES = (
-    Case("pick", "pick up the red cup", (-0.76, -0.51, -0.26, 0.003, 0.1, 0.3, 0.6, 0.9)),
-    Case("edge", "  put_the blue_block\ninto the  bowl! ", (-1.6, -1.0, -0.999, 0.999, 1.0, 1.7, 0.004, -0.004)),
-    Case("wrist_only", "fold the towel", (0.51, -0.2, 0.7, -0.9, 0.26, 0.003, -0.4, 0.15), cameras=(WRIST,)),
-)
-
-
-def picture(name: str, height: int, width: int) -> np.ndarray:
-    """uint8 [height, width, 3]: slow waves, hard edges and noise, so that each resize rule gives other pixels."""
-    y, x = np.mgrid[0:height, 0:width]
-    waves = np.stack([np.sin(x / 9.0 + c) + np.cos(y / (6.0 + c)) for c in range(3)], axis=-1)
-    edges = ((x // 7 + y // 11) % 2)[..., None] * np.array([0.9, -0.6, 0.4])
-    noise = 0.3 * policy_of.normal(f"picture.{name}", (height, width, 3))
-    return np.clip(np.rint(127.5 + 45 * (waves + edges + noise)), 0, 255).astype(np.uint8)
-
-
-def observe(case: Case) -> Arrays:
-    """The raw observation as the robot sends it: pictures, state in robot units, and the noise to start from."""
-    stats = policy_of.statistics()["observation.state"]
-    low, high = stats["q01"].numpy(), stats["q99"].numpy()
-    state = (np.asarray(case.state, np.float32) + 1) / 2 * (high - low) + low
-    pictures = {name: picture(f"{case.name}.{name}", *policy_of.CAMERAS[name]) for name in case.cameras}
-    noise = policy_of.normal(f"{case.name}.noise", (10, 32))
-    return {**pictures, "observation.state": state.astype(np.float32), "noise": noise}
 
 
 class Recorder:
@@ -78,22 +41,24 @@ class Recorder:
     def __init__(self, policy: torch.nn.Module) -> None:
         self.policy = policy
         self.steps: list[Step] = []
-        self.embed_prefix, self.denoise_step = policy.model.embed_prefix, policy.model.denoise_step
         policy.model.embed_prefix, policy.model.denoise_step = self.on_prefix, self.on_step
 
     def on_prefix(
-        self, images: list[torch.Tensor], *rest: torch.Tensor
+        self, images: list[torch.Tensor], *rest: torch.Tensor, **named: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        self.pixels, self.prefix = images, self.embed_prefix(images, *rest)
+        model = self.policy.model
+        self.pixels, self.prefix = images, type(model).embed_prefix(model, images, *rest, **named)
         return self.prefix
 
-    def on_step(
-        self, prefix_pad_masks: torch.Tensor, past_key_values: Cache, x_t: torch.Tensor, timestep: torch.Tensor
-    ) -> torch.Tensor:
-        self.cache = past_key_values
-        velocity = self.denoise_step(prefix_pad_masks, past_key_values, x_t, timestep)
-        self.steps.append((x_t, timestep, velocity))
+    def on_step(self, **arguments: torch.Tensor) -> torch.Tensor:
+        self.arguments = arguments
+        velocity = self.step(**arguments)
+        self.steps.append((arguments["x_t"], arguments["timestep"], velocity))
         return velocity
+
+    def step(self, **arguments: torch.Tensor) -> torch.Tensor:
+        model = self.policy.model
+        return type(model).denoise_step(model, **arguments)
 
     def sample(self, batch: dict[str, object], noise: np.ndarray) -> torch.Tensor:
         """Actions [1, horizon, action dim] in normalised units, by the policy's own entry point."""
@@ -104,7 +69,7 @@ class Recorder:
         """Velocities [steps, horizon, dim] at the x_t of a reference, so that errors do not add up over steps."""
         self.sample(batch, steps[0][0][0].numpy())
         with torch.no_grad():
-            again = [self.denoise_step(self.prefix[1], self.cache, x, time) for x, time, _ in steps]
+            again = [self.step(**(self.arguments | {"x_t": x, "timestep": time})) for x, time, _ in steps]
         return torch.cat(again).float().numpy()
 
     def results(self) -> Arrays:
@@ -114,10 +79,10 @@ class Recorder:
     def stages(self) -> Arrays:
         """Pixels of the vision tower; embedded prefix and the layers' rotated keys and values, padding cut off."""
         embedded, valid, _ = self.prefix
-        keys, values = (
-            torch.stack([getattr(layer, name)[0, 0] for layer in self.cache.layers]) for name in ("keys", "values")
-        )
-        found = {"prefix": embedded[0, valid[0]], "keys": keys[:, valid[0]], "values": values[:, valid[0]]}
+        layers = self.arguments["past_key_values"].layers
+        keys, values = (torch.stack([getattr(layer, name)[0] for layer in layers]) for name in ("keys", "values"))
+        found = {"prefix": embedded[0, valid[0]], "keys": keys[:, :, valid[0]], "values": values[:, :, valid[0]]}
+        found = {name: tensor.squeeze(1) for name, tensor in found.items()}  # the axis of KV heads where there is one
         found["pixels"] = torch.cat(self.pixels)[:, :, ::8]
         return {name: tensor.float().numpy() for name, tensor in found.items()}
 
@@ -127,19 +92,20 @@ def prepare(pipeline: PolicyProcessorPipeline, case: Case, raw: Arrays) -> dict[
     return pipeline(prepare_observation_for_inference(observation, torch.device("cpu"), task=case.task))
 
 
-def run_case(case: Case, folder: Path, serving: Recorder) -> tuple[Arrays, Arrays, dict[str, object]]:
+def run_case(family: Family, case: Case, folder: Path, serving: Recorder) -> tuple[Arrays, Arrays, dict[str, object]]:
     """Raw arrays, expected arrays, facts for the JSON."""
-    recorder, raw = Recorder(policy_of.load_policy(folder)), observe(case)
-    before, after = policy_of.load_pipelines(folder)
+    recorder, raw = Recorder(policy_of.load_policy(family, folder)), policy_of.observe(family, case)
+    before, after = policy_of.load_pipelines(family, folder)
     batch = prepare(before, case, raw)
     normalised = recorder.sample(batch, raw["noise"])
     expected = recorder.results() | {
         "actions_normalised": normalised[0].numpy(),
         "actions": after(normalised)[0].numpy(),
     }
-    relative_before, relative_after = policy_of.load_pipelines(folder.parent / "relative")
-    prepare(relative_before, case, raw)  # keeps the state that the actions are relative to
-    expected["actions_relative"] = relative_after(normalised)[0].numpy()
+    if "relative" in family.sides:
+        relative_before, relative_after = policy_of.load_pipelines(family, folder.parent / "relative")
+        prepare(relative_before, case, raw)  # keeps the state that the actions are relative to
+        expected["actions_relative"] = relative_after(normalised)[0].numpy()
     mask = batch["observation.language.attention_mask"][0]
     expected["tokens"] = batch["observation.language.tokens"][0, mask].to(torch.int32).numpy()
     expected["velocity_bf16"] = serving.replay(recorder.steps, batch)
@@ -157,11 +123,12 @@ def relative_error(found: np.ndarray, wanted: np.ndarray) -> list[float]:
     return [float(f"{value:.3e}") for value in ratio]
 
 
-def run_empty_camera(folder: Path) -> Arrays:
+def run_empty_camera(family: Family, folder: Path) -> Arrays:
     """The first case once more by a configuration with one camera that never sends anything."""
-    case = CASES[0]
-    recorder, raw = Recorder(policy_of.load_policy(folder, empty_cameras=1)), observe(case)
-    recorder.sample(prepare(policy_of.load_pipelines(folder)[0], case, raw), raw["noise"])
+    case = family.cases[0]
+    recorder = Recorder(policy_of.load_policy(family, folder, **family.sides["empty_camera"]))
+    raw = policy_of.observe(family, case)
+    recorder.sample(prepare(policy_of.load_pipelines(family, folder)[0], case, raw), raw["noise"])
     return {"velocity": recorder.results()["velocity"]}
 
 
@@ -170,22 +137,22 @@ def contiguous(arrays: Arrays) -> Arrays:
     return {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
 
 
-def make(out: Path) -> None:
+def make(family: Family, out: Path) -> None:
     """Checkpoint, side configurations, observations, results."""
     checkpoint = out / "checkpoint"
     checkpoint.mkdir(parents=True, exist_ok=True)
-    pieces = oracle_tokenizer.save(checkpoint / "tokenizer.json")
+    family.tokenizer(checkpoint / "tokenizer.json")
     observations, expected, facts = {}, {}, {}
-    with policy_of.small_sizes(pieces), policy_of.local_tokenizer(checkpoint / "tokenizer.json"):
-        policy_of.save_policy(checkpoint, pieces)
-        policy_of.save_side(out / "relative", use_relative_actions=True, action_feature_names=policy_of.ACTION_NAMES)
-        policy_of.save_side(out / "empty_camera", empty_cameras=1)
-        serving = Recorder(policy_of.load_policy(checkpoint, dtype="bfloat16"))
-        for case in CASES:
-            raw, results, facts[case.name] = run_case(case, checkpoint, serving)
+    with family.small(checkpoint / "tokenizer.json"):
+        policy_of.save_policy(family, checkpoint)
+        for side, changes in family.sides.items():
+            policy_of.save_side(family, out / side, **changes)
+        serving = Recorder(policy_of.load_serving(family, checkpoint))
+        for case in family.cases:
+            raw, results, facts[case.name] = run_case(family, case, checkpoint, serving)
             observations |= {f"{case.name}.{name}": array for name, array in raw.items()}
             expected |= {f"{case.name}.{name}": array for name, array in results.items()}
-        expected |= {f"empty_camera.{name}": array for name, array in run_empty_camera(checkpoint).items()}
+        expected |= {f"empty_camera.{name}": array for name, array in run_empty_camera(family, checkpoint).items()}
     save_file(contiguous(observations), out / "observations.safetensors")
     save_file(contiguous(expected), out / "expected.safetensors")
     report = {"seed": policy_of.SEED, "versions": {name: version(name) for name in DISTRIBUTIONS}, "cases": facts}
@@ -208,12 +175,15 @@ def write_json(path: Path, value: dict[str, object], rows: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder that receives the fixtures")
+    parser.add_argument("--only", choices=[family.name for family in FAMILIES], help="one policy instead of all")
     parser.add_argument(
         "--gemma-tokenizer", type=Path, help="the whole Gemma tokenizer.json; writes gemma_prompts.json too"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)  # sums in one order
-    make(options.out / "pi05_lerobot")
+    for family in FAMILIES:
+        if options.only in (None, family.name):
+            make(family, options.out / f"{family.name}_lerobot")
     if options.gemma_tokenizer:
         write_json(options.out / "gemma_prompts.json", oracle_prompts.encode(options.gemma_tokenizer), rows="prompts")
 

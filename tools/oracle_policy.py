@@ -1,89 +1,84 @@
-"""lerobot's own Pi0.5 policy, made small: sizes, seeded weights, statistics, saving and loading.
-
-lerobot 0.6.1 reads the Gemma sizes from `get_gemma_config` and hard-codes those of the vision tower and of the
-vocabulary in constructors; `small_sizes` replaces them while policies are built. All else of lerobot runs unmodified.
-"""
+"""lerobot's own policies, made small: what a family of them needs, seeded weights, statistics, saving and loading."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from unittest import mock
 
-import lerobot.policies.pi05.modeling_pi05 as modeling
-import lerobot.processor.tokenizer_processor as tokenizing
 import numpy as np
 import torch
-from lerobot.configs import FeatureType, PolicyFeature
+from lerobot.configs import FeatureType, NormalizationMode, PolicyFeature, PreTrainedConfig
 from lerobot.policies.factory import make_pre_post_processors
-from lerobot.policies.pi05.configuration_pi05 import PI05Config
-from lerobot.policies.pi05.processor_pi05 import make_pi05_pre_post_processors
+from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.processor import PolicyProcessorPipeline
-from transformers import PretrainedConfig
-from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
 
 SEED = 20252
-VISION = {
-    "hidden_size": 144,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "intermediate_size": 80,
-    "patch_size": 14,
-}
-GEMMA = {  # variant: width, depth, mlp_dim, num_heads, num_kv_heads, head_dim
-    "gemma_2b": modeling.GemmaConfig(64, 3, 96, 4, 1, 16),
-    "gemma_300m": modeling.GemmaConfig(48, 3, 80, 4, 1, 16),
-}
-IMAGE_SIZE = 112
-CAMERAS = {"observation.images.top": (120, 160), "observation.images.left_wrist": (96, 60)}  # height, width in pixels
+TOP, WRIST = "observation.images.top", "observation.images.left_wrist"
 STATE_DIM, ACTION_DIM = 8, 7
 ACTION_NAMES = [f"joint_{n}.pos" for n in range(6)] + ["gripper.pos"]
-TOKENIZER_NAME = "google/paligemma-3b-pt-224"  # lerobot asks for it by this name; a local file answers
+RELATIVE = {"use_relative_actions": True, "action_feature_names": ACTION_NAMES}
+EMPTY_CAMERA = {"empty_cameras": 1}
 
+Arrays = dict[str, np.ndarray]
 Statistics = dict[str, dict[str, torch.Tensor]]
 Pipelines = tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]
+Scale = tuple[str, bool, float, float]  # part of the parameter's name, deviation over sqrt(fan in)?, deviation, mean
 
 
-def config(**changes: object) -> PI05Config:
-    """The policy's configuration; `changes` override single fields."""
-    inputs = {name: PolicyFeature(FeatureType.VISUAL, (3, *size)) for name, size in CAMERAS.items()}
-    inputs["observation.state"] = PolicyFeature(FeatureType.STATE, (STATE_DIM,))
-    fields: dict[str, object] = {
-        "input_features": inputs,
-        "output_features": {"action": PolicyFeature(FeatureType.ACTION, (ACTION_DIM,))},
-        "chunk_size": 10,
-        "n_action_steps": 10,
-        "image_resolution": (IMAGE_SIZE, IMAGE_SIZE),
-        "tokenizer_max_length": 72,
-        "device": "cpu",
-    }
-    return PI05Config(**(fields | changes))
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One raw observation; `state` is given in normalised units."""
+
+    name: str
+    task: str
+    state: tuple[float, ...]
+    cameras: tuple[str, ...] = (TOP, WRIST)
 
 
-@contextlib.contextmanager
-def small_sizes(vocabulary: int) -> Iterator[None]:
-    """Within this context lerobot builds the small model."""
-    paligemma, expert = modeling.PaliGemmaForConditionalGenerationWithPiGemma, modeling.PiGemmaForCausalLM
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One policy class of lerobot.
 
-    def small_paligemma(config: PretrainedConfig) -> torch.nn.Module:
-        config._vocab_size = config.image_token_index = config.text_config.vocab_size = vocabulary
-        for name, value in (VISION | {"projection_dim": config.text_config.hidden_size}).items():
-            setattr(config.vision_config, name, value)
-        return paligemma(config)
+    settings   fields of its configuration, beside the features
+    serving    changes to them that give lerobot's own bf16 serving
+    sides      other configurations that use the same weights: folder, changes
+    cameras    height, width of what each camera sends
+    scales     of the seeded weights; the first row that matches counts
+    tokenizer  writes tokenizer.json, answers with the number of pieces
+    small      given tokenizer.json: the context within which lerobot builds the small model and asks no hub
+    dead       parts of the names of tensors that no action depends on
+    """
 
-    def small_expert(config: PretrainedConfig) -> torch.nn.Module:
-        config.vocab_size = vocabulary
-        return expert(config)
+    name: str
+    config: type[PreTrainedConfig]
+    policy: type[PreTrainedPolicy]
+    processors: Callable[[PreTrainedConfig, Statistics], Pipelines]
+    settings: Mapping[str, object]
+    cameras: Mapping[str, tuple[int, int]]
+    cases: tuple[Case, ...]
+    scales: tuple[Scale, ...]
+    tokenizer: Callable[[Path], int]
+    small: Callable[[Path], AbstractContextManager[None]]
+    dead: tuple[str, ...]
+    serving: Mapping[str, object] = field(default_factory=dict)
+    sides: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
-    with (
-        mock.patch.object(modeling, "get_gemma_config", GEMMA.__getitem__),
-        mock.patch.object(modeling, "PaliGemmaForConditionalGenerationWithPiGemma", small_paligemma),
-        mock.patch.object(modeling, "PiGemmaForCausalLM", small_expert),
-    ):
-        yield
+    def configure(self, **changes: object) -> PreTrainedConfig:
+        """The policy's configuration; `changes` override single fields."""
+        inputs = {name: PolicyFeature(FeatureType.VISUAL, (3, *size)) for name, size in self.cameras.items()}
+        inputs["observation.state"] = PolicyFeature(FeatureType.STATE, (STATE_DIM,))
+        fields: dict[str, object] = {
+            "input_features": inputs,
+            "output_features": {"action": PolicyFeature(FeatureType.ACTION, (ACTION_DIM,))},
+            "chunk_size": 10,
+            "n_action_steps": 10,
+            "device": "cpu",
+        }
+        return self.config(**(fields | dict(self.settings) | changes))
 
 
 def normal(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -92,49 +87,20 @@ def normal(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=key)).standard_normal(shape, dtype=np.float32)
 
 
-# (part of the parameter's name, divide the deviation by sqrt(fan in)?, deviation, mean); the first match counts.
-# Residual streams start small (0.05 to 0.2), so that the eps of every norm shows in the result; queries and keys are
-# large enough that attention is far from uniform; gates are of the order of one, so that no branch is lost.
-SCALES: list[tuple[str, bool, float, float]] = [
-    ("position_embedding.weight", False, 0.02, 0.0),
-    ("patch_embedding.weight", True, 0.05, 0.0),
-    ("patch_embedding.bias", False, 0.02, 0.0),
-    ("layer_norm1.weight", False, 0.2, 1.0),
-    ("layer_norm2.weight", False, 0.2, 1.0),
-    ("post_layernorm.weight", False, 0.2, 1.0),
-    ("multi_modal_projector.linear.weight", True, 0.2, 0.0),
-    ("multi_modal_projector.linear.bias", False, 0.05, 0.0),
-    ("embed_tokens.weight", False, 0.012, 0.0),
-    ("lm_head.weight", False, 0.02, 0.0),
-    ("dense.weight", True, 0.5, 0.0),
-    ("dense.bias", False, 0.3, 0.0),
-    ("input_layernorm.weight", False, 0.3, 0.0),
-    ("post_attention_layernorm.weight", False, 0.3, 0.0),
-    ("language_model.norm.weight", False, 0.3, 0.0),
-    ("q_proj.weight", True, 0.9, 0.0),
-    ("k_proj.weight", True, 0.9, 0.0),
-    ("action_in_proj.weight", True, 0.05, 0.0),
-    ("action_in_proj.bias", False, 0.02, 0.0),
-    ("time_mlp", True, 1.2, 0.0),
-    (".weight", True, 1.0, 0.0),
-    (".bias", False, 0.1, 0.0),
-]
+def seeded(family: Family, name: str, like: torch.Tensor) -> torch.Tensor:
+    shape = tuple(like.shape)
+    by_fan, scale, mean = next((by, scale, mean) for part, by, scale, mean in family.scales if part in name)
+    deviation = scale / math.sqrt(math.prod(shape[1:])) if by_fan else scale
+    return torch.from_numpy(mean + np.float32(deviation) * normal(name, shape)).to(like.dtype)
 
 
-def seeded(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    fan_in = math.prod(shape[1:])
-    by_fan, scale, mean = next((by, scale, mean) for part, by, scale, mean in SCALES if part in name)
-    deviation = scale / math.sqrt(fan_in) if by_fan else scale
-    return torch.from_numpy(mean + np.float32(deviation) * normal(name, shape))
-
-
-def statistics() -> Statistics:
-    """Statistics such as a lerobot data set has them; Pi0.5 reads q01 and q99 of state and action."""
+def statistics(family: Family) -> Statistics:
+    """Statistics such as a lerobot data set has them; a policy reads mean and std, or q01 and q99."""
     result = {}
     for name, shape in {
         "observation.state": (STATE_DIM,),
         "action": (ACTION_DIM,),
-        **{c: (3, 1, 1) for c in CAMERAS},
+        **{c: (3, 1, 1) for c in family.cameras},
     }.items():
         mean, deviation = 0.5 * normal(f"{name}.mean", shape), 0.2 + np.abs(normal(f"{name}.std", shape))
         spread = {"min": -3.0, "q01": -2.25, "q10": -1.25, "q50": 0.125, "q90": 1.375, "q99": 2.5, "max": 3.25}
@@ -143,51 +109,66 @@ def statistics() -> Statistics:
     return result
 
 
-@contextlib.contextmanager
-def local_tokenizer(path: Path) -> Iterator[None]:
-    """Within this context the hub's name of PaliGemma's tokenizer means the file at `path`."""
-
-    def load(name: str) -> GemmaTokenizer:
-        assert name == TOKENIZER_NAME, name
-        return GemmaTokenizer.from_pretrained(
-            path.parent, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>"
-        )
-
-    with mock.patch.object(tokenizing.AutoTokenizer, "from_pretrained", load):
-        yield
+def picture(name: str, height: int, width: int) -> np.ndarray:
+    """uint8 [height, width, 3]: slow waves, hard edges and noise, so that each resize rule gives other pixels."""
+    y, x = np.mgrid[0:height, 0:width]
+    waves = np.stack([np.sin(x / 9.0 + c) + np.cos(y / (6.0 + c)) for c in range(3)], axis=-1)
+    edges = ((x // 7 + y // 11) % 2)[..., None] * np.array([0.9, -0.6, 0.4])
+    noise = 0.3 * normal(f"picture.{name}", (height, width, 3))
+    return np.clip(np.rint(127.5 + 45 * (waves + edges + noise)), 0, 255).astype(np.uint8)
 
 
-def save_pipelines(config: PI05Config, folder: Path) -> None:
+def observe(family: Family, case: Case) -> Arrays:
+    """The raw observation as the robot sends it: pictures, state in robot units, and the noise to start from."""
+    stats = {name: tensor.numpy() for name, tensor in statistics(family)["observation.state"].items()}
+    state = np.asarray(case.state, np.float32)
+    if family.configure().normalization_mapping["STATE"] is NormalizationMode.MEAN_STD:
+        state = state * stats["std"] + stats["mean"]
+    else:
+        state = (state + 1) / 2 * (stats["q99"] - stats["q01"]) + stats["q01"]
+    pictures = {name: picture(f"{case.name}.{name}", *family.cameras[name]) for name in case.cameras}
+    noise = normal(f"{case.name}.noise", (10, 32))
+    return {**pictures, "observation.state": state.astype(np.float32), "noise": noise}
+
+
+def save_pipelines(family: Family, config: PreTrainedConfig, folder: Path) -> None:
     """Pre- and post-processor by lerobot's own factory and its own saving."""
-    for pipeline in make_pi05_pre_post_processors(config, statistics()):
+    for pipeline in family.processors(config, statistics(family)):
         pipeline.save_pretrained(folder)
 
 
-def save_side(folder: Path, **changes: object) -> None:
+def save_side(family: Family, folder: Path, **changes: object) -> None:
     """Another configuration of the same policy: its config.json and pipelines, without weights."""
-    changed = config(**changes)
+    changed = family.configure(**changes)
     changed.validate_features()
     changed.save_pretrained(folder)
-    save_pipelines(changed, folder)
+    save_pipelines(family, changed, folder)
 
 
-def save_policy(folder: Path, vocabulary: int) -> None:
+def save_policy(family: Family, folder: Path) -> None:
     """A new policy with seeded weights, saved by lerobot, read back and compared: its loading swallows errors."""
-    policy = modeling.PI05Policy(config())
-    weights = {name: seeded(name, tuple(value.shape)) for name, value in policy.state_dict().items()}
+    policy = family.policy(family.configure())
+    weights = {name: seeded(family, name, value) for name, value in policy.state_dict().items()}
     policy.load_state_dict(weights, strict=True)
     policy.save_pretrained(folder)
-    save_pipelines(policy.config, folder)
-    again = load_policy(folder).state_dict()
+    save_pipelines(family, policy.config, folder)
+    again = load_policy(family, folder).state_dict()
     assert again.keys() == weights.keys()
-    assert all(torch.equal(again[name], weights[name]) for name in weights), "the reloaded policy is not the saved one"
+    assert all(torch.equal(again[name], weights[name].float()) for name in weights), "not the policy that was saved"
 
 
-def load_policy(folder: Path, **changes: object) -> modeling.PI05Policy:
-    policy = modeling.PI05Policy.from_pretrained(folder, config=config(**changes), strict=True)
-    return policy.eval()
+def load_policy(family: Family, folder: Path, **changes: object) -> PreTrainedPolicy:
+    """In float32, whatever the file holds."""
+    config = family.configure(**changes)
+    return family.policy.from_pretrained(folder, config=config, strict=True).float().eval()
 
 
-def load_pipelines(folder: Path) -> Pipelines:
+def load_serving(family: Family, folder: Path) -> PreTrainedPolicy:
+    """In the types that lerobot itself serves in."""
+    config = family.configure(**family.serving)
+    return family.policy.from_pretrained(folder, config=config, strict=True).eval()
+
+
+def load_pipelines(family: Family, folder: Path) -> Pipelines:
     """The saved pipelines, tied together by lerobot's own factory."""
-    return make_pre_post_processors(config(), str(folder))
+    return make_pre_post_processors(family.configure(), str(folder))

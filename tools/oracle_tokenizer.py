@@ -1,7 +1,8 @@
-"""A byte-fallback BPE of under 1,000 pieces with the habits of Gemma's, learnt from the sentences below.
+"""Two BPE tokenizers of under 1,000 pieces, learnt from the sentences below.
 
-Same as Gemma's: pad 0, eos 1, bos 2, unk 3; spaces become U+2581; one BOS and no EOS; each digit and mark is a piece of
-its own; runs of spaces or newlines are pieces; characters that have no piece fall back to bytes.
+One has the habits of Gemma's: pad 0, eos 1, bos 2, unk 3; spaces become U+2581; one BOS and no EOS; each digit and mark
+is a piece of its own; runs of spaces or newlines are pieces; characters that have no piece fall back to bytes.
+The other has those of SmolLM2's: bytes are the alphabet, each digit is a piece of its own, no BOS.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SENTENCES = [
     "Task: close the drawer, then pick the towel up, State: ;\nAction: ",
     "Task: move the bowl to the right of the plate, State: ;\nAction: ",
 ]
+CHAT_PAD = "<|im_end|>"
+CHAT_SPECIAL = ["<|endoftext|>", "<|im_start|>", CHAT_PAD, "<image>", "<fake_token_around_image>", "<global-img>"]
 CHARACTERS = sorted({chr(code) for code in range(33, 127)} | {"\n", "\t", SPACE})
 
 
@@ -60,5 +63,22 @@ def build() -> Tokenizer:
 def save(path: Path) -> int:
     """Write tokenizer.json and return the number of pieces."""
     tokenizer = build()
+    tokenizer.save(str(path), pretty=False)
+    return tokenizer.get_vocab_size()
+
+
+def save_byte_level(path: Path) -> int:
+    """Write tokenizer.json of the byte-level one and return the number of pieces."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    size = len(CHAT_SPECIAL) + 256 + LEARNT
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=CHAT_SPECIAL, initial_alphabet=sorted(alphabet), show_progress=False
+    )
+    tokenizer.train_from_iterator([sentence.partition(",")[0] + "\n" for sentence in SENTENCES], trainer)
     tokenizer.save(str(path), pretty=False)
     return tokenizer.get_vocab_size()

@@ -17,8 +17,9 @@ pytest.importorskip("lerobot", reason="lerobot is only in the environment of `ma
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "tests/fixtures"
 GEMMA = Path(os.environ.get("FRTC_GEMMA_TOKENIZER", ROOT / ".cache/gemma-tokenizer/tokenizer.json"))
-RESULTS = Path("pi05_lerobot/expected.safetensors")
-REPORT = Path("pi05_lerobot/fixture.json")  # holds errors of bf16 runs, which the arrays decide
+SETS = ("pi05_lerobot", "pi0_lerobot", "smolvla_lerobot")
+RESULTS = {Path(name) / "expected.safetensors" for name in SETS}
+REPORTS = {Path(name) / "fixture.json" for name in SETS}  # hold errors of bf16 runs, which the arrays decide
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +32,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_file_is_made_and_all_but_the_results_are_the_same_bytes(made):
     written = {path.relative_to(made) for path in made.rglob("*") if path.is_file()}
-    kept = {path.relative_to(COMMITTED) for path in COMMITTED.rglob("*") if path.is_file()} - {Path("README.md")}
+    kept = {path.relative_to(COMMITTED) for path in COMMITTED.rglob("*") if path.is_file()}
+    kept = {path for path in kept if path.parts[0] in (*SETS, "gemma_prompts.json")}
     assert written == kept if GEMMA.exists() else written == kept - {Path("gemma_prompts.json")}
     _, differing, unread = filecmp.cmpfiles(
-        made, COMMITTED, [str(path) for path in written - {RESULTS, REPORT}], shallow=False
+        made, COMMITTED, [str(path) for path in written - RESULTS - REPORTS], shallow=False
     )
     assert not differing and not unread
 
 
-def test_results_are_the_same_to_1e_6(made):
+@pytest.mark.parametrize("results", sorted(RESULTS), ids=lambda path: path.parent.name)
+def test_results_are_the_same_to_1e_6(made, results):
     """bf16 runs round differently on other CPUs: they agree within the error of such a run, the rest within fp32's."""
-    found, wanted = load_file(made / RESULTS), load_file(COMMITTED / RESULTS)
+    found, wanted = load_file(made / results), load_file(COMMITTED / results)
     assert found.keys() == wanted.keys()
     for name in wanted:
         error = np.linalg.norm(found[name] - wanted[name]) / np.linalg.norm(wanted[name])
