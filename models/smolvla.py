@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from frtc.models.checkpoint import Checkpoint
 from frtc.models.flow import EulerStep, embedded_time, iota
 from frtc.models.gemma import rope_tables
-from frtc.models.llama import KV, CrossLayer, RmsNorm, SelfLayer
+from frtc.models.llama import KV, CrossLayer, RmsNorm, SelfLayer, Tables
 from frtc.models.policies import SMOLVLA
 from frtc.models.siglip import Siglip, squares
 from frtc.models.smolvla_config import WEIGHTS, SmolVlaConfig, claims, config, tiny
@@ -94,7 +94,7 @@ class Denoise(EulerStep):
         """x_t f32 [H, A], t f32 [], n i32 [] -> f32 [H, A]"""
         c, row = self.config, iota(x_t.shape[0], n)
         length = 1 + c.image_tokens + n  # valid prefix rows
-        behind, restarted = (rope_tables(p, c.expert.head_dim) for p in (length + row, row))
+        behind, restarted = self.tables(length, row)
         seen, prefix_seen = self.visible(length, row), (iota(c.rows, n) < length)[None, :]
         x = self.embed(x_t, t).to(self.dtype)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
@@ -104,6 +104,11 @@ class Denoise(EulerStep):
                 x, _ = layer(x, behind, seen, layer_kv)
         v_t: Tensor = self.action_out(self.norm(x).to(torch.float32))
         return v_t
+
+    def tables(self, length: Tensor, row: Tensor) -> tuple[Tables, Tables]:
+        """Positions go on behind the prefix where the actions see each other; where they see it alone, from 0."""
+        head_dim = self.config.expert.head_dim
+        return rope_tables(length + row, head_dim), rope_tables(row, head_dim)
 
     def visible(self, length: Tensor, row: Tensor) -> Tensor:
         """Valid prefix rows, and of the actions those up to the query's own. bool [H, rows + H]"""
@@ -166,4 +171,6 @@ def schedule(c: SmolVlaConfig) -> Schedule:
 
 
 FAMILY = SMOLVLA
-MODEL = Model("smolvla", "SmolVLA", claims, config, tiny, SmolVla, stages, schedule, weights, SYNTHETIC)
+MODEL = Model(
+    "smolvla", "SmolVLA", claims, config, tiny, SmolVla, stages, schedule, weights, SYNTHETIC, WEIGHTS.canonical
+)
