@@ -134,12 +134,26 @@ def read_policy_files(folder: Path, family: PolicyFamily, options: PolicyOptions
     reader = Reader(folder, family, options, config)
     origin = reader.origin()
     told = _openpi(reader) if origin == "openpi" else _lerobot(reader, origin)
+    _show_rules(reader, told, origin)
     text = read_tokenizer(reader, told.tokenizer)
     files = PolicyFiles(family, origin, told, text, tuple(reader.facts), tuple(reader.assumed))
     if options.strict and files.assumed:
         rows = [(a.field, f"{a.value} ({a.why}); confirm with {a.option}") for a in files.assumed]
         raise UsageError("policy.assumed", f"--strict, and {len(rows)} values are assumed", rows)
     return files
+
+
+CLEANING = {"none": "as given", "spaces": "strip, _ and newline to space", "newline": "as given, ends with a newline"}
+
+
+def _show_rules(reader: Reader, told: Told, origin: str) -> None:
+    """What follows from family and origin alone, for people to read."""
+    pixels, prompt, by = reader.family.pixels[origin], told.prompt, f"{reader.family.name} of {origin}"
+    place = "centred" if pixels.place == "center" else "at the bottom right"
+    reader.fact("pictures", f"{pixels.resize}, {place}, border {pixels.border:g}", by)
+    reader.fact("text", f"{prompt.template!r}; {CLEANING[prompt.clean]}", by)
+    rules = [f"state {told.state.norm.rule}", f"actions {told.action.rule}"]
+    reader.fact("normalisation", rules, by if origin == "openpi" else f"{PRE}, {POST}")
 
 
 def _openpi(reader: Reader) -> Told:

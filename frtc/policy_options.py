@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from frtc.errors import UsageError
@@ -41,3 +42,9 @@ def action_mask(option: str, dim: int) -> tuple[bool, ...]:
         rows = [("choices", "absolute, delta, delta:MASK with MASK such as 6,-1,6,-1")]
         raise UsageError("policy.actions", f"--actions {option} is not understood", rows)
     return () if kind == "absolute" else tuple(count > 0 for count in counts for _ in range(abs(count)))
+
+
+def mask_text(mask: tuple[bool, ...]) -> str:
+    """The option --actions that means this mask."""
+    runs = [len(list(run)) * (1 if relative else -1) for relative, run in groupby(mask)]
+    return "delta:" + ",".join(map(str, runs)) if any(mask) else "absolute"

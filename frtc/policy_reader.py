@@ -11,7 +11,7 @@ from frtc.lerobot_files import PRE
 from frtc.models.evidence import Fact
 from frtc.models.policies import PolicyFamily
 from frtc.models.robots import ROBOTS, Robot
-from frtc.policy_options import PolicyOptions, action_mask
+from frtc.policy_options import PolicyOptions, action_mask, mask_text
 from frtc.runtime.policy import Assumption
 from frtc.statistics import Statistics
 
@@ -122,7 +122,7 @@ class Reader:
             self.assume("actions", "absolute", source, "--robot NAME, or --actions absolute, or delta[:MASK]")
         else:
             mask = proved
-            self.fact("actions", "delta" if any(mask) else "absolute", source)
+            self.fact("actions", mask_text(mask), source)
         if len(mask) > min(action_dim, state_dim):
             what = f"{len(mask)} actions are relative to a state of {state_dim} numbers, of {action_dim} actions in all"
             raise UsageError("policy.actions", what, hint="--actions delta:MASK names the relative dimensions")

@@ -104,7 +104,12 @@ def test_lerobots_files_prove_everything(case: Case) -> None:
     files = read_policy_files(case.path / "checkpoint", case.family, PolicyOptions(strict=True))
     assert files.origin == "lerobot-0.6" and not files.assumed and files.told.prompt == Prompt("newline", "{prompt}")
     assert [c.role for c in files.cameras] == ["top", "left_wrist"]
-    assert "state_in_prompt" not in [fact.name for fact in files.facts], "there is nothing to say"
+    facts = {fact.name: fact.value for fact in files.facts}
+    assert "state_in_prompt" not in facts, "there is nothing to say"
+    at = "centred" if case is PI0_CASE else "at the bottom right"
+    assert facts["pictures"] == f"torch_bilinear, {at}, border -1"
+    assert facts["text"] == "'{prompt}'; as given, ends with a newline"
+    assert facts["normalisation"] == ["state lerobot_mean_std", "actions lerobot_mean_std"]
     empty = read_policy_files(
         case.path / "empty_camera",
         case.family,

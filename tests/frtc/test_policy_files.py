@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from frtc.errors import FrtcError, UsageError
 from frtc.models.policies import PI05
 from frtc.policy_files import PolicyFiles, Sizes, read_policy_files
-from frtc.policy_options import PolicyOptions, action_mask
+from frtc.policy_options import PolicyOptions, action_mask, mask_text
 from frtc.runtime.policy import Absolute, Images, Policy, Prompt, Tokens
 from frtc.runtime.policy_steps import PolicySteps
 from frtc.runtime.prompt import prompt_text
@@ -346,6 +346,9 @@ def test_bad_sizes(sizes: Sizes, code: str, message: str) -> None:
 
 
 def test_action_masks() -> None:
+    for option in ("absolute", "delta:3", "delta:6,-1,6,-1", "delta:-2,1"):
+        assert mask_text(action_mask(option, 14)) == option
+    assert mask_text((False, False)) == "absolute"
     assert action_mask("absolute", 7) == () and action_mask("delta", 3) == (True,) * 3
     assert action_mask("delta:6,-1,1", 14) == (True,) * 6 + (False, True)
 

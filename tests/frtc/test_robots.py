@@ -158,7 +158,7 @@ def test_declarations(
     steps = ["scale", "linkage"] if "aloha" in name else []
     sources = {fact.name: (fact.value, fact.source) for fact in files.facts}
     assert sources["robot"] == (name, "option") and sources["state_dim"] == (state, f"robot {name}")
-    assert sources["actions"] == (mask.partition(":")[0], f"robot {name}")
+    assert sources["actions"] == (mask, f"robot {name}")
     assert sources.get("state_steps", ([], ""))[0] == steps
     assert [type(step).__name__.lower() for step in policy.state_steps] == steps
     assert len(policy.action_steps) == len(steps)
