@@ -92,7 +92,7 @@ class Denoise(pi.Denoise):
         return v_t
 
     def expert(self, tokens: Tensor, position: Tensor, visible: Tensor, kv: KV) -> tuple[Tensor, KV]:
-        """Tokens f32 [T, W], the first at `position`, through the layers; `kv`, with their own keys and values behind."""
+        """Tokens f32 [T, W], first at `position`, through the layers; `kv` with their own keys and values behind."""
         cos, sin = rope_tables(position + iota(len(tokens), position), self.config.expert.head_dim)
         x, seen = tokens.to(self.dtype), []
         for layer, past in zip(self.layers, kv, strict=True):
@@ -141,4 +141,4 @@ SYNTHETIC = synthetic(
     writers=("state_in.weight", "mlp_out.weight"),
 )
 FAMILY = PI0
-MODEL = Model("pi0", "Pi0", claims, config, tiny, Pi0, stages, pi.schedule, weights, SYNTHETIC)
+MODEL = Model("pi0", "Pi0", claims, config, tiny, Pi0, stages, pi.schedule, weights, SYNTHETIC, WEIGHTS.canonical)

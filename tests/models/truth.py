@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,26 +110,47 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
     return {name: checkpoint.read(name) for name in checkpoint.tensors}
 
 
-CASES = {"pick": ("top", "left_wrist"), "edge": ("top", "left_wrist"), "wrist_only": ("left_wrist",)}
+CASES = {"pick": ("top", "left_wrist"), "edge": ("top", "left_wrist"), "wrist_only": ("left_wrist",)}  # of pi05
 
 
-def lerobot(name: str) -> Case:
-    """One case of the lerobot fixture, from raw camera frames; the prompt's ids are the reference's."""
-    raw, expected = arrays(FIXTURE / "observations.safetensors"), arrays(FIXTURE / "expected.safetensors")
-    checkpoint = open_checkpoint(FIXTURE / "checkpoint")
-    config, _ = pi05.config(checkpoint, {"views": len(CASES[name])})
-    model = pi05.Pi05(config, torch.float32).eval()
-    load(model, checkpoint, pi05.weights(checkpoint, config))
+def fixture_folder(kind: str) -> Path:
+    """Checkpoint, observations and answers of lerobot's own small policy of a kind."""
+    return TESTS / "fixtures" / f"{kind}_lerobot"
+
+
+def cases(kind: str) -> dict[str, dict[str, Any]]:
+    """What fixture.json says of each case: task, cameras, what bfloat16 costs lerobot. Empty without a fixture."""
+    about = fixture_folder(kind) / "fixture.json"
+    found: dict[str, dict[str, Any]] = json.loads(about.read_text())["cases"] if about.is_file() else {}
+    return found
+
+
+def lerobot(name: str, kind: str = "pi05") -> Case:
+    """One case of a lerobot fixture, from raw camera frames; the prompt's ids are the reference's."""
+    folder = fixture_folder(kind)
+    raw, expected = arrays(folder / "observations.safetensors"), arrays(folder / "expected.safetensors")
+    cameras = cases(kind)[name]["cameras"]
+    checkpoint = open_checkpoint(folder / "checkpoint")
+    config, _ = KINDS[kind].config(checkpoint, {"views": len(cameras)})
+    model = KINDS[kind].MODEL.build(config, torch.float32).eval()
+    load(model, checkpoint, KINDS[kind].weights(checkpoint, config))
     ids = torch.zeros(config.prompt, dtype=torch.int32)
     tokens = torch.from_numpy(expected[f"{name}.tokens"].copy())
     ids[: len(tokens)] = tokens
-    views = [raw[f"{name}.observation.images.{camera}"] for camera in CASES[name]]
-    frames = torch.stack([resized(view, config.vision.image) for view in views])
+    frames = torch.stack([resized(raw[f"{name}.{camera}"], config.vision.image) for camera in cameras])
     with torch.no_grad():
         image_tokens, prompt = model.vision(frames), model.prefix.embed(ids)
     x, velocity = (torch.from_numpy(expected[f"{name}.{key}"].copy()) for key in ("x", "velocity"))
     n = torch.tensor(len(tokens), dtype=torch.int32)
-    return Case(model, image_tokens, prompt, n, x, velocity, frames, ids)
+    state = normalised(folder, raw[f"{name}.observation.state"], config.state_width) if config.state_width else None
+    return Case(model, image_tokens, prompt, n, x, velocity, frames, ids, state)
+
+
+def normalised(folder: Path, state: np.ndarray, width: int) -> Tensor:
+    """(state - mean) / (std + 1e-8), as lerobot's processor does it, and zeros up to the model's width."""
+    (stats,) = (folder / "checkpoint").glob("policy_preprocessor_step_*_normalizer_processor.safetensors")
+    mean, std = (arrays(stats)[f"observation.state.{key}"] for key in ("mean", "std"))
+    return F.pad(torch.from_numpy((state - mean) / (std + np.float32(1e-8))), (0, width - len(state)))
 
 
 def resized(frame: np.ndarray, edge: int) -> Tensor:

@@ -12,11 +12,11 @@ from frtc.lowering.ir import Module
 from frtc.passes.canonicalize import canonicalize
 from frtc.passes.check import relative_error
 from tests.truth.ir_mutants import MUTANTS
-from tests.truth.test_truth import LOOP_BAR, STEP_BAR, subject
-from tests.truth.traced import Subject, ask, optimised
+from tests.truth.test_truth import LOOP_BAR, STEP_BAR
+from tests.truth.traced import Subject, ask, optimised, subject
 
 CLEARLY = 2  # times the bar
-SUBJECTS = ("golden", "pick")
+SUBJECTS = ("pi05.golden", "pi05.pick")
 # One wrong key of some hundred, or one wrong eps, shows in a single velocity; a missing step only at the end.
 BY_VELOCITY = frozenset(MUTANTS) - {"step_count"}
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
-from frtc.models import pi05
 from frtc.passes.check import relative_error
 from frtc.passes.pipeline import Options
 from tests.models import truth
@@ -21,24 +19,20 @@ from tests.truth.traced import (
     Runner,
     Subject,
     ask,
-    fixture,
     fixture_case,
-    golden,
     golden_case,
     imported,
     observation,
     optimised,
     policy_steps,
+    subject,
 )
 
 STEP_BAR, LOOP_BAR, SERVING_BAR, ROWS = 1e-5, 1e-4, 2e-2, 4  # docs/design.md, section 9
-NAMES = ("golden", *truth.CASES)
+KINDS = ("pi05", "pi0")
+FIXTURES = tuple(f"{kind}.{case}" for kind in KINDS for case in truth.cases(kind))
+NAMES = (*(f"{kind}.golden" for kind in KINDS), *FIXTURES)
 TARGETS = ("", "hopper")  # "": kernels that can run everything
-
-
-@cache
-def subject(name: str, precision: str) -> Subject:
-    return golden(precision) if name == "golden" else fixture(name, precision)
 
 
 @cache
@@ -86,32 +80,35 @@ def test_serving_precision(name: str, runner: Runner) -> None:
 
 @cache
 def yardstick(name: str) -> list[float]:
-    """Errors of our eager model in bf16; for the fixture no larger than lerobot's own."""
-    case = golden_case() if name == "golden" else fixture_case(name)
-    served = pi05.Pi05(case.model.config, torch.bfloat16).eval()
-    served.load_state_dict(case.model.state_dict())
+    """Errors of our eager model in bf16; for a fixture no larger than lerobot's own."""
+    kind, which = name.split(".")
+    case = golden_case(kind) if which == "golden" else fixture_case(kind, which)
     dtype = torch.bfloat16
+    served = truth.KINDS[kind].MODEL.build(case.model.config, dtype).eval()
+    served.load_state_dict(case.model.state_dict())
     with torch.no_grad():
         if case.frames is None or case.ids is None:
             kv = served.prefix.from_embeddings(case.image_tokens.to(dtype), case.prompt.to(dtype), case.n)
         else:
             kv = served.prefix(served.vision(case.frames), case.ids, case.n)
         times = zip(case.model.config.times, case.x, strict=True)
-        found = np.stack([served.denoise.velocity(x, torch.tensor(t), case.n, kv).numpy() for t, x in times])
+        seen = case.context(kv)
+        found = np.stack([served.denoise.velocity(x, torch.tensor(t), *seen).numpy() for t, x in times])
     return step_errors(found, case.velocity.numpy())
 
 
-@pytest.mark.parametrize("name", truth.CASES)
+@pytest.mark.parametrize("name", FIXTURES)
 def test_lerobots_own_bf16(name: str) -> None:
     """lerobot with dtype="bfloat16" strays from its float32 self about as far as the IR does."""
-    theirs = json.loads((truth.FIXTURE / "fixture.json").read_text())["cases"][name]["bf16_error"]
+    kind, case = name.split(".")
+    theirs = truth.cases(kind)[case]["bf16_error"]
     errors = step_errors(answer(name, "bf16", "hopper").velocity, subject(name, "bf16").velocity)
     assert max(errors) <= 1.5 * max(theirs)
 
 
 def test_prefix_widened() -> None:
     """Image tokens, keys and values of each prefix layer as lerobot has them; valid positions only."""
-    expected, env = truth.arrays(truth.FIXTURE / "expected.safetensors"), answer("pick", "f32", "hopper").env
+    expected, env = truth.arrays(truth.FIXTURE / "expected.safetensors"), answer("pi05.pick", "f32", "hopper").env
     images, valid = len(env["image_tokens"]), expected["pick.prefix"].shape[0]
     assert valid == images + int(env["n"])
     assert relative_error(env["image_tokens"], expected["pick.prefix"][:images]) <= STEP_BAR
@@ -120,19 +117,21 @@ def test_prefix_widened() -> None:
         assert relative_error(env[f"v.{layer}"][0, :valid], expected["pick.values"][layer]) <= STEP_BAR
 
 
-@pytest.mark.parametrize("name", truth.CASES)
+@pytest.mark.parametrize("name", FIXTURES)
 def test_robot_units(name: str) -> None:
     """From the raw observation to robot units: token ids equal, actions as lerobot's."""
-    opened, module = imported(truth.CASES[name], "f32")
-    expected = truth.arrays(truth.FIXTURE / "expected.safetensors")
+    kind, case = name.split(".")
+    opened, module = imported(kind, tuple(truth.cases(kind)[case]["cameras"]), "f32")
+    expected = truth.arrays(truth.fixture_folder(kind) / "expected.safetensors")
     steps = policy_steps(opened, module)
-    prepared = steps.prepare(observation(name))
-    tokens = expected[f"{name}.tokens"]
+    prepared = steps.prepare(observation(kind, case))
+    tokens = expected[f"{case}.tokens"]
     assert np.array_equal(prepared.inputs["tokens"][: len(tokens)], tokens)
     actions = steps.finish(answer(name, "f32", "hopper").actions, prepared)
-    np.testing.assert_allclose(actions, expected[f"{name}.actions"], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(actions, expected[f"{case}.actions"], rtol=0, atol=1e-4)
 
 
-def test_every_pass_keeps_the_meaning() -> None:
+@pytest.mark.parametrize("name", [f"{kind}.pick" for kind in KINDS])
+def test_every_pass_keeps_the_meaning(name: str) -> None:
     """FRTC_CHECK=2: the module before and after each pass, run on random inputs, widened and as typed."""
-    optimised(subject("pick", "bf16").module, "hopper", Options(check=2))
+    optimised(subject(name, "bf16").module, "hopper", Options(check=2))

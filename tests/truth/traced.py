@@ -1,6 +1,6 @@
 """Models with foreign answers, as IR: traced, optimised, and run step by step from where the reference stood.
 
-    subject = fixture("pick", "f32")                  # or golden("bf16"): raw module, inputs, the reference's answers
+    subject = golden("pi05", "f32")                   # or fixture(..): raw module, inputs, the reference's answers
     answer = ask(subject, optimised(subject.module))  # velocity of each step, actions, everything in the environment
 
 `ask` takes a runner, so that the same comparison serves the interpreter and whatever else can run a module.
@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,8 +21,8 @@ from frtc.compiler import PRECISIONS, CompileOptions, Opened, import_module, ope
 from frtc.kernels.targets import load_targets
 from frtc.lowering.interpret import evaluate_weights, run, run_module
 from frtc.lowering.ir import Module, Node, Repeat
-from frtc.models import pi05
-from frtc.models.checkpoint import Checkpoint, read_header
+from frtc.models.gemma import KV
+from frtc.models.pi import Prefix
 from frtc.models.stages import Run, Schedule, Stage
 from frtc.passes.pipeline import Options, run_passes
 from frtc.passes.standard import pipeline
@@ -129,61 +128,68 @@ def everything(node: Node) -> bool:
 class FromEmbeddings(nn.Module):
     """The prefix stage, entered below the vision tower and the embedding table."""
 
-    def __init__(self, prefix: pi05.Prefix) -> None:
+    def __init__(self, prefix: Prefix) -> None:
         super().__init__()
         self.prefix = prefix
 
-    def forward(self, image_tokens: Tensor, prompt: Tensor, n: Tensor) -> pi05.KV:
+    def forward(self, image_tokens: Tensor, prompt: Tensor, n: Tensor) -> KV:
         return self.prefix.from_embeddings(image_tokens, prompt, n)
 
 
-def golden(precision: str) -> Subject:
+def subject(name: str, precision: str) -> Subject:
+    """By name: "pi05.golden", "pi0.golden", "pi05.pick", ..."""
+    kind, case = name.split(".")
+    return golden(kind, precision) if case == "golden" else fixture(kind, case, precision)
+
+
+def golden(kind: str, precision: str) -> Subject:
     """openpi's tiny model: two views, 12 of 32 prompt positions valid. Not cached: mutants trace it anew."""
-    case = golden_case()
+    case, model = golden_case(kind), truth.KINDS[kind].MODEL
     config, dtype = case.model.config, PRECISIONS[precision]
-    stages = pi05.stages(config, dtype, True)
+    stages = model.stages(config, dtype, True)
     prefix = stages["prefix"]
     image_tokens, prompt, n = (t.to("meta") for t in (case.image_tokens, case.prompt, case.n))
     args = (image_tokens.to(dtype), prompt.to(dtype), n)
     names = ("image_tokens", "prompt", "n")
     entered = Stage("prefix", FromEmbeddings(prefix.module).eval(), "", args, names, prefix.outputs)
-    loop = pi05.schedule(config).steps[-1]
-    schedule = Schedule((*entered.inputs, "noise"), (Run("prefix"), loop), {"actions": "x_t"})
-    checkpoint = Checkpoint(truth.GOLDEN, (truth.GOLDEN,), read_header(truth.GOLDEN))
-    keys = {pi05.WEIGHTS.parameter(key): key for key in checkpoint.tensors}
-    module = trace("pi05", {"prefix": entered, "denoise": stages["denoise"]}, schedule)
+    loop = model.schedule(config).steps[-1]
     inputs = {"image_tokens": case.image_tokens, "prompt": case.prompt, "n": case.n, "noise": case.x[0]}
+    inputs |= {} if case.state is None else {"state": case.state}
+    schedule = Schedule(tuple(inputs), (Run("prefix"), loop), {"actions": "x_t"})
+    checkpoint = truth.golden_file(kind)
+    keys = {truth.KINDS[kind].WEIGHTS.parameter(key): key for key in checkpoint.tensors}
+    module = trace(kind, {"prefix": entered, "denoise": stages["denoise"]}, schedule)
     arrays = {name: np.asarray(value) for name, value in inputs.items()}
     return Subject(module, lambda name: checkpoint.read(keys[name]), arrays, case.x.numpy(), case.velocity.numpy())
 
 
 @cache
-def golden_case() -> truth.Case:
-    return truth.golden()
+def golden_case(kind: str) -> truth.Case:
+    return truth.golden(kind)
 
 
 @cache
-def fixture_case(name: str) -> truth.Case:
-    return truth.lerobot(name)
+def fixture_case(kind: str, name: str) -> truth.Case:
+    return truth.lerobot(name, kind)
 
 
 @cache
-def fixture(name: str, precision: str) -> Subject:
-    """A case of the lerobot fixture, from its raw observation: our policy steps make the inputs."""
-    opened, module = imported(truth.CASES[name], precision)
-    expected = truth.arrays(truth.FIXTURE / "expected.safetensors")
-    prepared = policy_steps(opened, module).prepare(observation(name))
+def fixture(kind: str, name: str, precision: str) -> Subject:
+    """A case of a lerobot fixture, from its raw observation: our policy steps make the inputs."""
+    opened, module = imported(kind, tuple(truth.cases(kind)[name]["cameras"]), precision)
+    expected = truth.arrays(truth.fixture_folder(kind) / "expected.safetensors")
+    prepared = policy_steps(opened, module).prepare(observation(kind, name))
     inputs = {k: np.array(v) for k, v in prepared.inputs.items() if k in module.inputs}
     x, velocity = (expected[f"{name}.{key}"] for key in ("x", "velocity"))
     return Subject(module, opened.read, inputs, x, velocity)
 
 
-def observation(name: str) -> dict[str, Any]:
+def observation(kind: str, name: str) -> dict[str, Any]:
     """What the robot hands over: camera frames, state, task; and the noise that the reference drew."""
-    raw = truth.arrays(truth.FIXTURE / "observations.safetensors")
-    task = json.loads((truth.FIXTURE / "fixture.json").read_text())["cases"][name]["task"]
-    frames = {camera: raw[f"{name}.observation.images.{camera}"] for camera in truth.CASES[name]}
-    return {**frames, "state": raw[f"{name}.observation.state"], "prompt": task, "noise": raw[f"{name}.noise"]}
+    raw, about = truth.arrays(truth.fixture_folder(kind) / "observations.safetensors"), truth.cases(kind)[name]
+    frames = {camera.rpartition(".")[2]: raw[f"{name}.{camera}"] for camera in about["cameras"]}
+    state = raw[f"{name}.observation.state"]
+    return {**frames, "state": state, "prompt": about["task"], "noise": raw[f"{name}.noise"]}
 
 
 def policy_steps(opened: Opened, module: Module) -> PolicySteps:
@@ -191,8 +197,8 @@ def policy_steps(opened: Opened, module: Module) -> PolicySteps:
 
 
 @cache
-def imported(cameras: tuple[str, ...], precision: str) -> tuple[Opened, Module]:
-    """The fixture's checkpoint as the compile driver imports it, with the velocity as a further result."""
-    chosen = PolicyOptions(camera=tuple((camera, f"observation.images.{camera}") for camera in cameras))
-    opened = open_model(truth.FIXTURE / "checkpoint", CompileOptions(policy=chosen))
+def imported(kind: str, cameras: tuple[str, ...], precision: str) -> tuple[Opened, Module]:
+    """A fixture's checkpoint as the compile driver imports it, with the velocity as a further result."""
+    chosen = PolicyOptions(camera=tuple((camera.rpartition(".")[2], camera) for camera in cameras))
+    opened = open_model(truth.fixture_folder(kind) / "checkpoint", CompileOptions(policy=chosen))
     return opened, import_module(opened, precision, velocity=True)
