@@ -6,10 +6,11 @@ Imports torch: only the compile side loads this file.
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from frtc.codegen.write import write_plan
 from frtc.console import size
 from frtc.errors import EnvironmentFault, FrtcError, UsageError, nearest
 from frtc.kernels.targets import Target, load_targets
-from frtc.lowering.ir import Module, fresh_nodes
+from frtc.lowering.ir import Graph, Module, fresh_nodes
 from frtc.models import detect, load_families
 from frtc.models.checkpoint import Checkpoint, open_checkpoint
 from frtc.models.evidence import Fact
@@ -62,6 +63,7 @@ class CompileOptions:
     """What the user may choose. None means: as the checkpoint's files say.
 
     prompt     token budget; horizon, steps: actions of a chunk, Euler steps
+    adapter    folder of a LoRA adapter that is merged into the checkpoint
     family     "native": the target's own instructions where kernels for them exist; "baseline" runs on all targets
     self_test  make the vectors of the self-test; without them the Plan proves nothing on the robot
     """
@@ -73,6 +75,7 @@ class CompileOptions:
     horizon: int | None = None
     steps: int | None = None
     self_test: bool = True
+    adapter: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +99,9 @@ class Opened:
         """The value of a parameter, in the float type that it is stored in."""
         return self.checkpoint.read(self.keys[parameter])
 
-    def policy(self, module: Module) -> Policy:
-        """The policy for the traced module, everything assumed in it."""
-        policy = self.files.policy(sizes_of(module))
+    def policy(self, sizes: Sizes) -> Policy:
+        """The policy for a model of these sizes, everything assumed in it."""
+        policy = self.files.policy(sizes)
         return replace(policy, assumed=(*policy.assumed, *self.assumed))
 
 
@@ -125,7 +128,7 @@ def families_for(target: Target, family: str) -> tuple[str, ...]:
 
 def open_model(path: Path, options: CompileOptions) -> Opened:
     """Read headers and side files; no weights are read, nothing is traced."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, options.adapter)
     model = detect(checkpoint)
     files = read_policy_files(checkpoint.folder, load_families()[model.name], options.policy)
     chosen = {name: getattr(options, name) for name in SIZE_FLAGS if getattr(options, name) is not None}
@@ -135,7 +138,8 @@ def open_model(path: Path, options: CompileOptions) -> Opened:
     if options.policy.strict and assumed:
         rows = [(a.field, f"{a.value} ({a.why}); confirm with {a.option}") for a in assumed]
         raise UsageError("policy.assumed", f"--strict, and {len(rows)} values are assumed", rows)
-    return Opened(checkpoint, model, config, files, (*facts, *files.facts), assumed, model.weights(checkpoint, config))
+    known = (*checkpoint.facts, *facts, *files.facts)
+    return Opened(checkpoint, model, config, files, known, assumed, model.weights(checkpoint, config))
 
 
 def _assumption(model: Model, fact: Fact) -> Assumption:
@@ -156,13 +160,13 @@ def import_module(
         progress(f"trace {stage}", names.index(stage) / len(names))
 
     module = trace(opened.model.name, stages, opened.model.schedule(opened.config), starts)
-    _require_mapped(module, opened)
+    require_mapped(module.weights, opened)
     return module
 
 
-def _require_mapped(module: Module, opened: Opened) -> None:
-    """Every parameter that a program reads is a tensor of its shape: what the model's weight map promises."""
-    for leaf in (n for n in module.weights.nodes if n.op == "tensor"):
+def require_mapped(weights: Graph, opened: Opened) -> None:
+    """Every parameter that weights are made of is a tensor of its shape: what the model's weight map promises."""
+    for leaf in (n for n in weights.nodes if n.op == "tensor"):
         name, key = leaf["key"], opened.keys.get(leaf["key"])
         if key is None:
             rows = [("nearest", nearest(name, opened.keys) or "none")]
@@ -177,7 +181,7 @@ def optimise(
 ) -> tuple[Module, Policy, Report]:
     """Trace the model and run all passes for the target."""
     module = import_module(opened, options.precision, progress)
-    policy = opened.policy(module)
+    policy = opened.policy(sizes_of(module))
     families = families_for(target, options.family)
     module, report = run_passes(module, pipeline(implements(target, families)), settings)
     return module, policy, report
@@ -202,14 +206,14 @@ def compile(
     _require_served(options.precision)
     target, clock = target_named(arch), _Clock()
     families = families_for(target, options.family)
-    _require_folder(out)
+    require_folder(out)
     opened = open_model(Path(checkpoint), options)
     clock.lap("read")
     module, policy, report = optimise(opened, target, options, settings, progress)
     if settings.stop:
         raise UsageError("compile.stopped", f"stopped after pass {settings.stop}: no Plan was written")
     clock.lap("trace", report.passes)
-    _require_room(policy, opened.files.tokenizer)
+    require_room(policy, opened.files.tokenizer)
     built = build(module, target, families, done=lambda share: progress("compile kernels", share))
     clock.lap("kernels")
     debug.show_kernels(built, target, settings)
@@ -217,11 +221,11 @@ def compile(
 
     def evidence(written: Path) -> dict[str, Any]:
         clock.lap("weights")
-        facts = {"frtc": frtc.__version__, "source": source_of(opened), "options": options_json(options)}
-        return facts | ({"self_test": _self_test(written, module, built, progress)} if options.self_test else {})
+        test = {"self_test": _self_test(written, module, built, progress)} if options.self_test else {}
+        return evidence_of(opened, options) | test
 
     blobs = {**built.cubins, RECIPE: recipe_text(built.expressions), TOKENIZER: opened.files.tokenizer}
-    watch = _bytes_written(program, progress)
+    watch = bytes_written(program, progress)
     plan_id = write_plan(out, program, built.expressions, opened.read, blobs, evidence, watch)
     clock.lap("self-test" if options.self_test else "finish")
     about = (opened.model.title, opened.facts, policy, program, costs_of(built), report.fired, clock.seconds)
@@ -233,7 +237,7 @@ def costs_of(built: Built) -> dict[str, float]:
     return {name: sum(c.choice.cost_us for c in calls) for name, calls in built.emitted.items()}
 
 
-def _require_room(policy: Policy, tokenizer: bytes) -> None:
+def require_room(policy: Policy, tokenizer: bytes) -> None:
     """A short prompt fits, with the state in it where the policy writes it there; found out before minutes of work."""
     steps = PolicySteps(policy, tokenizer)
     steps.prepare(observation.seeded(steps))
@@ -245,7 +249,7 @@ def _require_served(precision: str) -> None:
         raise UsageError("option.precision", what, [("known", ", ".join(SERVED))])
 
 
-def _require_folder(out: Path) -> None:
+def require_folder(out: Path) -> None:
     if not out.parent.is_dir():
         raise UsageError(
             "output.folder", f"there is no folder {out.parent}", hint="create it, or choose another with -o"
@@ -254,7 +258,7 @@ def _require_folder(out: Path) -> None:
         raise UsageError("output.folder", f"{out} is a folder", hint=f"name a file: -o {out / 'policy.plan'}")
 
 
-def _bytes_written(program: Program, progress: Progress) -> Callable[[int, int], None]:
+def bytes_written(program: Program, progress: Progress) -> Callable[[int, int], None]:
     """Weights written, as bytes."""
     done = list(accumulate(w.nbytes for w in program.weights))
 
@@ -271,11 +275,22 @@ def _self_test(written: Path, module: Module, built: Built, progress: Progress) 
         return selftest.make(policy, results_of(module, built), progress)
 
 
+def evidence_of(opened: Opened, options: CompileOptions) -> dict[str, Any]:
+    """What a Plan says of how it was made."""
+    source, chosen = source_of(opened), options_json(options)
+    return {"frtc": frtc.__version__, "source": source, "options": chosen, "config": config_json(opened.config)}
+
+
 def options_json(options: CompileOptions) -> dict[str, Any]:
-    """What was chosen, without any path: a later verify makes the same model again."""
+    """What was chosen, without any path: a later verify or update makes the same model again."""
     policy = {name: getattr(options.policy, name) for name in PolicyOptions.__dataclass_fields__ if name != "tokenizer"}
-    rest = {name: getattr(options, name) for name in CompileOptions.__dataclass_fields__ if name != "policy"}
-    return {"policy": policy, **rest}
+    fields = CompileOptions.__dataclass_fields__.keys() - {"policy", "adapter"}
+    return {"policy": policy, **{name: getattr(options, name) for name in sorted(fields)}}
+
+
+def config_json(config: Any) -> Any:
+    """A model's configuration as JSON has it: what two checkpoints must have in common to share a program."""
+    return json.loads(json.dumps(asdict(config) if is_dataclass(config) else config, default=str))  # type: ignore[arg-type]
 
 
 def options_of(data: Mapping[str, Any]) -> CompileOptions:
@@ -287,12 +302,16 @@ def options_of(data: Mapping[str, Any]) -> CompileOptions:
 
 def sizes_of(module: Module) -> Sizes:
     """The sizes that the policy must agree with, from the module's inputs."""
-    inputs = module.inputs
     tables = [n.args[0] for g in module.graphs for n in g.nodes if n.op == "embedding"]
     vocab = max((t.shape[0] for t in tables if t is not None), default=0)
-    horizon, width = inputs["noise"].shape
-    state = inputs["state"].shape[-1] if "state" in inputs else 0
-    return Sizes(inputs["images"].shape[-2], inputs["tokens"].shape[-1], vocab, horizon, width, state)
+    return sizes_in({name: type.shape for name, type in module.inputs.items()}, vocab)
+
+
+def sizes_in(inputs: Mapping[str, tuple[int, ...]], vocab: int) -> Sizes:
+    """From the shapes of a program's inputs."""
+    horizon, width = inputs["noise"]
+    state = inputs["state"][-1] if "state" in inputs else 0
+    return Sizes(inputs["images"][-2], inputs["tokens"][-1], vocab, horizon, width, state)
 
 
 def source_of(opened: Opened) -> dict[str, Any]:

@@ -18,7 +18,7 @@ SIZES = {  # flag -> (field of CompileOptions, help)
 
 
 def add_policy_options(parser: argparse.ArgumentParser) -> None:
-    """Flags of PolicyOptions, and the sizes that no tensor decides."""
+    """Flags of PolicyOptions, the adapter, and the sizes that no tensor decides."""
     policy = parser.add_argument_group("policy", "what the files prove is read and shown; these say the rest")
     policy.add_argument("--origin", metavar="NAME", help="who wrote the files: openpi, lerobot-0.4, lerobot-0.6")
     policy.add_argument(
@@ -39,8 +39,14 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     policy.add_argument("--action-dim", type=_count, metavar="N", help="real dimensions of an action")
     policy.add_argument("--constant-statistics", action="store_true", help="accept dimensions that never moved")
     policy.add_argument("--strict", action="store_true", help="an assumption is an error")
+    add_adapter_option(policy)
     for flag, (field, about) in SIZES.items():
         policy.add_argument(flag, type=_count, metavar="N", dest=field, help=about)
+
+
+def add_adapter_option(parser: argparse._ActionsContainer) -> None:
+    about = "LoRA adapter that is merged into the checkpoint; one beside its weights is found"
+    parser.add_argument("--adapter", type=Path, metavar="DIR", help=about)
 
 
 def policy_options(args: argparse.Namespace) -> PolicyOptions:
@@ -62,9 +68,9 @@ def policy_options(args: argparse.Namespace) -> PolicyOptions:
     )
 
 
-def sizes(args: argparse.Namespace) -> dict[str, Any]:
-    """The chosen sizes by field of CompileOptions."""
-    return {field: getattr(args, field) for field, _ in SIZES.values()}
+def choices(args: argparse.Namespace) -> dict[str, Any]:
+    """The chosen sizes and adapter, by field of CompileOptions."""
+    return {field: getattr(args, field) for field in ("adapter", *(field for field, _ in SIZES.values()))}
 
 
 def _camera(text: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frtc.errors import FrtcError, UsageError, nearest
-from frtc.models.checkpoint import open_checkpoint, read_json
+from frtc.models.checkpoint import open_file, read_json
 from frtc.runtime.policy import Norm
 
 LEROBOT_MODES = {  # normalisation mode -> (rule, statistics)
@@ -139,7 +139,7 @@ def _equal_lengths(stats: Statistics) -> Statistics:
 
 def lerobot_statistics(path: Path, feature: str, dim: int) -> Statistics:
     """All statistics of one feature that a pipeline's state file holds, [dim] each."""
-    file = open_checkpoint(path)
+    file = open_file(path)
     names = [name for name in file.tensors if name.rpartition(".")[0] == feature]
     if not names:
         held = sorted({name.rpartition(".")[0] for name in file.tensors})

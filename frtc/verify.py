@@ -10,7 +10,6 @@ Imports torch: only the compile side loads this file.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from frtc.compiler import CompileOptions, Opened, Progress, import_module, open_model, options_of
+from frtc.compiler import CompileOptions, Opened, Progress, import_module, open_model
 from frtc.errors import CheckFailed, FrtcError, UsageError
 from frtc.lowering.interpret import run, run_module
 from frtc.lowering.ir import Graph, Module
@@ -28,8 +27,9 @@ from frtc.passes.canonicalize import canonicalize
 from frtc.passes.limit_rows import returned_rows
 from frtc.passes.pipeline import Options, run_passes
 from frtc.passes.row_needs import Rows
-from frtc.policy import TOKENIZER, Policy
+from frtc.policy import Policy
 from frtc.probe import read
+from frtc.recorded import kept_tokenizer, recorded_options
 from frtc.results import counters
 from frtc.runtime.plan import unrolled
 from frtc.runtime.plan_file import Plan
@@ -102,20 +102,11 @@ class Verified:
         return {**asdict(self), "failed": [d.where for d in self.failed]}
 
 
-def reference_of(plan: Plan, checkpoint: Path, progress: Progress) -> Reference:
+def reference_of(plan: Plan, checkpoint: Path, progress: Progress, adapter: Path | None = None) -> Reference:
     """The checkpoint, traced with the options that the Plan was compiled with."""
-    said = plan.evidence.get("options")
-    try:
-        options = options_of(said or {})
-    except (KeyError, TypeError, ValueError):
-        hint = "compile it again: the evidence of a Plan names the options it was compiled with"
-        raise FrtcError("verify.options", "the Plan does not say how it was compiled", hint=hint) from None
-    tokenizer = plan.files().get(TOKENIZER)
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        if tokenizer is not None:
-            file.write(tokenizer)
-            file.flush()
-            options = replace(options, policy=replace(options.policy, tokenizer=Path(file.name), strict=False))
+    options = replace(recorded_options(plan, "verify.options"), adapter=adapter)
+    with kept_tokenizer(plan) as tokenizer:
+        options = replace(options, policy=replace(options.policy, tokenizer=tokenizer, strict=False))
         opened = open_model(checkpoint, options)
     if opened.model.name != plan.program.model:
         what = f"the Plan is a {plan.program.model}, the checkpoint a {opened.model.name}"

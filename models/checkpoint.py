@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 import mmap
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from frtc.errors import FrtcError, nearest
+
+if TYPE_CHECKING:
+    from frtc.models.evidence import Fact
 
 # safetensors' name -> (name in the IR, NumPy type)
 DTYPES: dict[str, tuple[str, np.dtype[Any]]] = {
@@ -71,12 +75,14 @@ class Checkpoint:
     path       what the user gave: a folder or a file
     folder     where side files (config.json, statistics) lie
     config     contents of config.json, {} where there is none
+    facts      what is worth saying of how its tensors come to be
     """
 
     def __init__(self, path: Path, files: tuple[Path, ...], tensors: Mapping[str, TensorInfo]) -> None:
         self.path, self.files, self.tensors = path, files, tensors
         self.folder = path if path.is_dir() else path.parent
         self.config = read_json(self.folder / "config.json") if (self.folder / "config.json").is_file() else {}
+        self.facts: tuple[Fact, ...] = ()
         self._maps: dict[Path, mmap.mmap] = {}
         self._checked: set[str] = set()
 
@@ -104,17 +110,40 @@ class Checkpoint:
         return flat.reshape(info.shape)
 
 
-def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Headers of every file of the checkpoint; no tensor is read."""
+def open_checkpoint(path: Path | str, adapter: Path | None = None) -> Checkpoint:
+    """Headers of every file of the checkpoint; no tensor is read.
+
+    adapter   folder of a LoRA adapter for it; one that lies beside the weights needs no naming
+    """
+    from frtc.models import detect, lora  # they show checkpoints, too
+
+    with _readable(Path(path)):
+        base = _open(Path(path))
+        folder = lora.require_one(base.folder, adapter)
+        return base if folder is None else lora.adapted(base, folder, detect(base).canonical)
+
+
+def open_file(path: Path) -> Checkpoint:
+    """One safetensors file, whatever lies beside it."""
+    with _readable(path):
+        return Checkpoint(path, (path,), read_header(path))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    if not path.exists():
+        raise FrtcError("checkpoint.not_found", f"{path} does not exist", hint="pass a checkpoint folder or file")
     try:
-        return _open(Path(path))
+        yield
     except OSError as e:
         raise FrtcError("checkpoint.read", f"cannot read {path}: {e.strerror}", [("file", str(e.filename))]) from None
 
 
 def _open(path: Path) -> Checkpoint:
-    if not path.exists():
-        raise FrtcError("checkpoint.not_found", f"{path} does not exist", hint="pass a checkpoint folder or file")
+    from frtc.models import lora
+
+    if path.name == lora.TENSORS or (path.is_dir() and lora.alone(path)):
+        raise lora.without_base(path)
     if path.is_file():
         return Checkpoint(path, (path,), read_header(path))
     if tree := _open_tree(path):

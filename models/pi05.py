@@ -120,4 +120,4 @@ SYNTHETIC = synthetic(
     writers=("action_in.weight",),
 )
 FAMILY = PI05
-MODEL = Model("pi05", "Pi0.5", claims, config, tiny, Pi05, stages, pi.schedule, weights, SYNTHETIC)
+MODEL = Model("pi05", "Pi0.5", claims, config, tiny, Pi05, stages, pi.schedule, weights, SYNTHETIC, WEIGHTS.canonical)

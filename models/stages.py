@@ -117,6 +117,7 @@ class Model:
     schedule   config -> how the stages compose
     weights    (checkpoint, config) -> model parameter name -> name of the tensor in the checkpoint; strict both ways
     synthetic  how to write a checkpoint of this kind with random weights, None: nobody can
+    canonical  a tensor's name as some writer spells it -> as the weight map does
     """
 
     name: str
@@ -129,3 +130,4 @@ class Model:
     schedule: Callable[[Any], Schedule]
     weights: Callable[[Checkpoint, Any], dict[str, str]]
     synthetic: Synthetic | None = None
+    canonical: Callable[[str], str] = str

@@ -14,7 +14,7 @@ from frtc.compiler import CompileOptions, Opened, open_model
 from frtc.console import Progress, Result, size, table
 from frtc.errors import FrtcError
 from frtc.models.checkpoint import Checkpoint
-from frtc.options import add_policy_options, policy_options, sizes
+from frtc.options import add_policy_options, choices, policy_options
 from frtc.report import facts_text
 from frtc.runtime.policy import Norm
 from frtc.runtime.steps_vector import Normaliser, apply
@@ -31,7 +31,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    opened = open_model(args.checkpoint, CompileOptions(policy_options(args), **sizes(args)))
+    opened = open_model(args.checkpoint, CompileOptions(policy_options(args), **choices(args)))
     if args.weights:
         _read_all(opened.checkpoint)
     facts = tuple((f.name, f.value, f.source) for f in opened.facts)

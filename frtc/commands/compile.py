@@ -17,7 +17,7 @@ from frtc.compiler import (
 )
 from frtc.console import Progress, Result
 from frtc.debug_options import add_debug_options, settings_of
-from frtc.options import add_policy_options, policy_options, sizes
+from frtc.options import add_policy_options, choices, policy_options
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     require_python()
     chosen = CompileOptions(
-        policy_options(args), args.precision, args.family, **sizes(args), self_test=not args.no_self_test
+        policy_options(args), args.precision, args.family, **choices(args), self_test=not args.no_self_test
     )
     settings, target, progress = settings_of(args), target_named(args.arch), Progress()
     try:

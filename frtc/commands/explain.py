@@ -24,7 +24,7 @@ from frtc.explain import OUTCOMES, Chosen, Explanation, Fate, explain
 from frtc.lowering.ir import Module, Run, fresh_nodes
 from frtc.lowering.programs import define_weights
 from frtc.lowering.text import parse, parse_module
-from frtc.options import add_policy_options, policy_options, sizes
+from frtc.options import add_policy_options, choices, policy_options
 from frtc.passes.standard import pipeline
 
 SHOWN = 3  # kernels not taken; --all shows every one
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.checkpoint.suffix == ".ir":
         module = read_ir(args.checkpoint)
     else:
-        opened = open_model(args.checkpoint, CompileOptions(policy_options(args), args.precision, **sizes(args)))
+        opened = open_model(args.checkpoint, CompileOptions(policy_options(args), args.precision, **choices(args)))
         module = import_module(opened, args.precision, progress)
         progress.close()
     found = explain(module, pipeline(implements(target, families)), target, families)

@@ -12,6 +12,7 @@ from frtc.bisect import Departure, Emulated, Opinion, first_departure
 from frtc.commands.run import pair
 from frtc.console import Progress, Result, table
 from frtc.errors import CheckFailed, UsageError
+from frtc.options import add_adapter_option
 from frtc.policy import Policy, ordinal_of
 from frtc.proven import forget, remember
 
@@ -24,6 +25,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--self-test", action="store_true", help="the vectors in the Plan: the default without CHECKPOINT"
     )
+    add_adapter_option(parser)
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N, or cpu: the emulator")
     parser.add_argument("--bisect", action="store_true", help="name the first call that departs, instead of the check")
     given = parser.add_argument_group(
@@ -84,7 +86,7 @@ def _note(policy: Policy, outcome: selftest.Outcome) -> tuple[dict[str, str | No
 def _checkpoint(args: argparse.Namespace, policy: Policy, progress: Progress) -> Result:
     from frtc.verify import reference_of, verify
 
-    reference = reference_of(policy.plan, args.checkpoint, progress)
+    reference = reference_of(policy.plan, args.checkpoint, progress, args.adapter)
     found = verify(policy, reference, _observed(args, policy), progress)
     ranked = sorted(found.differences, key=lambda d: -d.error)
     size, dim = found.worst
@@ -107,7 +109,8 @@ def _bisect(args: argparse.Namespace, policy: Policy, ordinal: int | None, progr
         from frtc.bisect_checkpoint import Interpreted
         from frtc.verify import reference_of
 
-        opinion = Interpreted(policy.plan, reference_of(policy.plan, args.checkpoint, progress), inputs, progress)
+        reference = reference_of(policy.plan, args.checkpoint, progress, args.adapter)
+        opinion = Interpreted(policy.plan, reference, inputs, progress)
         second = f"the interpreter on {args.checkpoint}"
     found = first_departure(policy.plan, ordinal, inputs, opinion, progress)
     return _bisected(found, second)

@@ -220,7 +220,7 @@ def test_unknown_kind(tmp_path: Path) -> None:
     with pytest.raises(FrtcError) as e:
         detect(open_checkpoint(save(tmp_path / "pi05.safetensors")))  # the name proves nothing
     assert e.value.code == "checkpoint.kind"
-    assert dict(e.value.rows)["known"] == "pi05 (Pi0.5)"
+    assert "pi05 (Pi0.5)" in dict(e.value.rows)["known"]
 
 
 @pytest.fixture(scope="module")

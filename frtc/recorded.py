@@ -1,0 +1,72 @@
+"""What a Plan remembers of its compilation: the options, and the tokenizer as a file that can be passed again."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from frtc.compiler import CompileOptions, options_of
+from frtc.errors import FrtcError
+from frtc.policy import TOKENIZER
+from frtc.runtime.plan_file import Plan
+from frtc.runtime.policy import Policy, Tokens
+from frtc.runtime.tokenize import load
+
+
+def recorded_options(plan: Plan, code: str) -> CompileOptions:
+    """The options that the Plan was compiled with; no tokenizer and no adapter, whose paths are not kept."""
+    try:
+        return options_of(plan.evidence["options"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        hint = "compile it again: the evidence of a Plan names the options it was compiled with"
+        raise FrtcError(code, "the Plan does not say how it was compiled", _notes(plan), hint) from None
+
+
+def recorded_config(plan: Plan, code: str) -> dict[str, Any]:
+    """The model's configuration, as JSON has it."""
+    found = plan.evidence.get("config")
+    if not isinstance(found, dict):
+        hint = "compile it again: the evidence of a Plan names the configuration of its model"
+        raise FrtcError(code, "the Plan does not say which configuration its model has", _notes(plan), hint)
+    return found
+
+
+def _notes(plan: Plan) -> list[tuple[str, str]]:
+    return [("plan", str(plan.path)), *(("note", note) for note in plan.notes)]
+
+
+@contextmanager
+def kept_tokenizer(plan: Plan) -> Iterator[Path | None]:
+    """The Plan's tokenizer as a file of the name that it had, beside it the piece that fills prompts."""
+    data = plan.files().get(TOKENIZER)
+    if data is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / _file_name(plan)
+        path.write_bytes(data)
+        step = Policy.from_json(plan.program.policy).find(Tokens)
+        pad = load(bytes(data)).id_to_token(step.pad) if step else None
+        (path.parent / "tokenizer_config.json").write_text(json.dumps({"pad_token": pad} if pad else {}))
+        yield path
+
+
+def tokenizer_was_chosen(plan: Plan) -> bool:
+    """By --tokenizer, not by lying in the checkpoint."""
+    return _fact(plan, "tokenizer").get("source") == "option"
+
+
+def _file_name(plan: Plan) -> str:
+    name = Path(str(_fact(plan, "tokenizer").get("value", ""))).name
+    return name if name not in ("", "tokenizer_config.json") else "tokenizer.json"
+
+
+def _fact(plan: Plan, name: str) -> dict[str, Any]:
+    source = plan.evidence.get("source")
+    facts = source.get("facts") if isinstance(source, dict) else None
+    found = (f for f in facts if isinstance(f, dict) and f.get("name") == name) if isinstance(facts, list) else iter(())
+    return next(found, {})

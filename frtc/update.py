@@ -1,0 +1,188 @@
+"""New weights, statistics and tokenizer in a Plan, from another checkpoint of the same model: no tracing, no kernels.
+
+The Plan's recipe is evaluated on the checkpoint's parameters, and its policy is read anew from the checkpoint's files
+with the options that the Plan was compiled with. The result is, byte for byte, what `frtc compile --no-self-test`
+makes of the checkpoint. Evidence about the old weights is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from frtc.codegen.recipe import RECIPE, read_recipe
+from frtc.codegen.write import write_plan
+from frtc.compiler import (
+    CompileOptions,
+    Opened,
+    Progress,
+    bytes_written,
+    config_json,
+    evidence_of,
+    open_model,
+    require_folder,
+    require_mapped,
+    require_room,
+    silent,
+    sizes_in,
+)
+from frtc.console import size
+from frtc.errors import FrtcError, UsageError
+from frtc.lowering.ir import Graph, Node, fresh_nodes
+from frtc.policy import TOKENIZER
+from frtc.recorded import kept_tokenizer, recorded_config, recorded_options, tokenizer_was_chosen
+from frtc.report import facts_text
+from frtc.runtime.plan import Program
+from frtc.runtime.plan_file import Plan, open_plan
+from frtc.runtime.policy import Assumption, Policy, Tokens
+
+EVIDENCE = "update.evidence"  # code of errors about a Plan that does not say how it was compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What the user may say of the new checkpoint; the rest is as the Plan was compiled.
+
+    tokenizer   None: the Plan's where one was chosen when it was compiled, else the checkpoint's, else the Plan's
+    asset       which of several statistics; None: as the Plan was compiled
+    """
+
+    adapter: Path | None = None
+    tokenizer: Path | None = None
+    asset: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """facts: (name, value, source); changed: False where the program is the one that the Plan held before."""
+
+    path: Path
+    plan_id: str
+    model: str
+    target: str
+    changed: bool
+    facts: tuple[tuple[str, Any, str], ...]
+    assumed: tuple[Assumption, ...]
+    file_nbytes: int
+    weights: int
+    weights_nbytes: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path)}
+
+    def __str__(self) -> str:
+        made = f"{self.weights} weights, {size(self.weights_nbytes)}, in {self.seconds:.1f} s; no kernel was compiled"
+        lines = [
+            f"{self.path}: {self.model} for {self.target}, {size(self.file_nbytes)}",
+            f"  plan {self.plan_id}{'' if self.changed else ', as before: the checkpoint holds the same values'}",
+            facts_text(self.facts, self.assumed),
+            made,
+            "  it holds no self-test: `frtc verify PLAN CHECKPOINT` needs `frtc compile`, which makes the vectors",
+        ]
+        return "\n".join(lines)
+
+
+@fresh_nodes()
+def update(
+    plan: str | Path,
+    checkpoint: str | Path,
+    out: str | Path,
+    chosen: Chosen | None = None,
+    progress: Progress = silent,
+) -> Updated:
+    """Write to `out` what compiling `checkpoint` for the Plan's GPU with its options would make. `out` may be `plan`:
+    the file changes when the new one is complete, or not at all."""
+    started, out = time.perf_counter(), Path(out)
+    require_folder(out)
+    old = open_plan(plan, verify=False)  # its weights are not read
+    options = replace(recorded_options(old, EVIDENCE), self_test=False)
+    expressions = _recipe(old)
+    opened = _open(old, Path(checkpoint), options, chosen or Chosen())
+    _require_same_model(old, opened)
+    require_mapped(Graph("weights", (), tuple(expressions.items())), opened)
+    policy = _policy(old.program, opened)
+    require_room(policy, opened.files.tokenizer)
+    program = replace(old.program, policy=policy.to_json())
+    kept = {name: bytes(data) for name, data in old.files().items()}
+    watch, evidence = bytes_written(program, progress), evidence_of(opened, options)
+    blobs = {**kept, TOKENIZER: opened.files.tokenizer}
+    plan_id = write_plan(out, program, expressions, opened.read, blobs, lambda written: evidence, watch)
+    return Updated(
+        path=out,
+        plan_id=plan_id,
+        model=opened.model.title,
+        target=program.target.name,
+        changed=plan_id != old.plan_id,
+        facts=tuple((f.name, f.value, f.source) for f in opened.facts),
+        assumed=policy.assumed,
+        file_nbytes=out.stat().st_size,
+        weights=len(program.weights),
+        weights_nbytes=program.weights_nbytes,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _open(plan: Plan, checkpoint: Path, options: CompileOptions, chosen: Chosen) -> Opened:
+    """The checkpoint, with the Plan's tokenizer where it has none or the Plan's was chosen."""
+    asset = chosen.asset or options.policy.asset
+    options = replace(options, adapter=chosen.adapter, policy=replace(options.policy, asset=asset))
+    if chosen.tokenizer or not tokenizer_was_chosen(plan):
+        try:
+            return _open_with(checkpoint, options, chosen.tokenizer)
+        except UsageError as fault:
+            if fault.code != "tokenizer.missing" or chosen.tokenizer:
+                raise
+    with kept_tokenizer(plan) as tokenizer:
+        return _open_with(checkpoint, options, tokenizer)
+
+
+def _open_with(checkpoint: Path, options: CompileOptions, tokenizer: Path | None) -> Opened:
+    return open_model(checkpoint, replace(options, policy=replace(options.policy, tokenizer=tokenizer)))
+
+
+def _recipe(plan: Plan) -> dict[str, Node]:
+    """The expression of each weight, of the type that the program gives it."""
+    text = plan.files().get(RECIPE)
+    if text is None:
+        hint = "compile the Plan again with this frtc"
+        raise FrtcError("plan.recipe", "the Plan holds no recipe of its weights", [("plan", str(plan.path))], hint)
+    expressions = read_recipe(bytes(text))
+    makes = {name: (node.dtype, node.shape) for name, node in expressions.items()}
+    wants = {w.name: (w.dtype, w.shape) for w in plan.program.weights}
+    if makes != wants:
+        first = next(name for name in {**wants, **makes} if makes.get(name) != wants.get(name))
+        rows = [("weight", first), ("program", str(wants.get(first))), ("recipe", str(makes.get(first)))]
+        raise FrtcError("plan.recipe", "the recipe of this Plan makes other weights than its program reads", rows)
+    return expressions
+
+
+def _require_same_model(plan: Plan, opened: Opened) -> None:
+    """Kind and configuration decide the program; only values may differ."""
+    if opened.model.name != plan.program.model:
+        what = f"the Plan is a {plan.program.model}, the checkpoint a {opened.model.name}"
+        raise UsageError("update.model", what, [("checkpoint", str(opened.checkpoint))])
+    ours, theirs = (dict(_flat(c)) for c in (recorded_config(plan, EVIDENCE), config_json(opened.config)))
+    differ = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if differ:
+        rows = [(name, f"Plan {ours.get(name)}, checkpoint {theirs.get(name)}") for name in differ]
+        what = f"the checkpoint's model has another configuration: {', '.join(differ[:3])}"
+        raise UsageError("update.config", what, rows, "another program is needed: compile the checkpoint")
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _policy(program: Program, opened: Opened) -> Policy:
+    """As the checkpoint's files say; the sizes are the program's."""
+    tokens = Policy.from_json(program.policy).find(Tokens)
+    shapes = {slot.name: slot.shape for slot in program.inputs}
+    return opened.policy(sizes_in(shapes, tokens.vocab if tokens else 0))
