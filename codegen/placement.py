@@ -14,7 +14,7 @@ that value, wherever a launch writes it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from frtc.codegen.places import Place, new_place
 from frtc.codegen.states import aliases, in_order
@@ -45,10 +45,7 @@ def place_module(module: Module) -> Placement:
         placement.shared[name] = new_place(SLOT, type, name)
     for outside, name in module.outputs:
         placement.shared[name] = new_place(SLOT, types[name], outside)
-    for graph in module.graphs:
-        for node in graph.nodes:
-            if node.op == "concat" and not node.is_const:
-                _place_concat(node, placement)
+    _place_concats(module, placement)
     for graph in module.graphs:
         _place_viewed(graph, module, placement)
     for graph in module.graphs:
@@ -65,6 +62,28 @@ def _types(module: Module) -> dict[str, Type]:
     """Every name that a program writes, or keeps as a state, with its type."""
     written = {name: node.t for graph in module.graphs for name, node in graph.outputs}
     return written | {s["name"]: s.t for graph in module.graphs for s in graph.states}
+
+
+def _place_concats(module: Module, placement: Placement) -> None:
+    """The largest first: a smaller one may be a part of it (a state token reads what the actions read, without them)."""
+    found = [(g, n) for g in module.graphs for n in g.nodes if n.op == "concat" and not n.is_const]
+    for _, node in sorted(found, key=lambda pair: -pair[1].t.size):
+        _place_concat(node, placement)
+    for graph, node in found:
+        if node not in placement.concats and (place := _joint(graph, node, placement)) is not None:
+            placement.concats[node] = place
+
+
+def _joint(graph: Graph, node: Node, placement: Placement) -> Place | None:
+    """Where the concat lies already, if its parts, inputs or results of `graph`, follow each other in one buffer."""
+    results = {value: name for name, value in graph.outputs}
+    names = [a["name"] if a.op == "input" else results.get(a) for a in node.operands]
+    places = [placement.shared[name] for name in names if name in placement.shared]
+    if len(places) < len(names):
+        return None
+    first = places[0]
+    whole = replace(first, strided=replace(first.strided, shape=node.shape))
+    return whole if [place for _, place in parts(node, whole)] == places else None
 
 
 def _place_concat(node: Node, placement: Placement) -> None:

@@ -73,6 +73,61 @@ def test_a_concat_is_written_by_the_programs_that_make_its_parts() -> None:
     assert second.buffer is whole and second.strided.offset == 6 * 16
 
 
+JOINT = """
+module m
+
+graph weights() {{
+  %0 = tensor(key=w) : bf16[16,16]
+  return w=%0
+}}
+
+graph prefix(x: bf16[6,16]) {{
+  @w : bf16[16,16]
+  %0 = linear(%x, @w) : bf16[6,16]
+  return k=%0
+}}
+
+graph once(s: bf16[1,16], k: bf16[6,16]) {{
+  @w : bf16[16,16]
+  %0 = linear(%s, @w) : bf16[1,16]
+  %1 = concat({parts}, axis=-2) : bf16[7,16]
+  %2 = linear(%1, @w) : bf16[7,16]
+  return own=%0, seen=%2
+}}
+
+graph step(z: bf16[2,16], k: bf16[6,16], own: bf16[1,16]) {{
+  @w : bf16[16,16]
+  %0 = linear(%z, @w) : bf16[2,16]
+  %1 = concat(%k, %own, %0, axis=-2) : bf16[9,16]
+  %2 = linear(%1, @w) : bf16[9,16]
+  return y=%2
+}}
+
+schedule {{
+  run prefix
+  run once
+  repeat 3 i {{
+    run step
+  }}
+  return y=y, seen=seen
+}}
+"""
+
+
+def test_a_concat_that_is_a_part_of_a_larger_one_lies_inside_it() -> None:
+    """Whatever program reads more of it decides; nobody copies, also not in the loop."""
+    built = agree(module_of(JOINT.format(parts="%k, %0")))
+    assert [copies(built, stage) for stage in ("prefix", "once", "step")] == [[], [], []]
+    whole = built.emitted["step"][1].operands[0]
+    part = built.emitted["once"][1].operands[0]
+    assert whole is not None and part is not None and part.buffer is whole.buffer
+    assert (part.strided.shape, part.strided.offset) == ((7, 16), 0)
+
+
+def test_a_concat_in_another_order_is_copied() -> None:
+    assert len(copies(agree(module_of(JOINT.format(parts="%0, %k"))), "once")) == 2
+
+
 def test_a_part_that_stands_twice_is_copied_once() -> None:
     assert copies(agree(module_of(CACHE.format(parts="%0, %k, %k", rows=14))), "step") == [""]
     assert copies(agree(module_of(CACHE.format(parts="%0, %0, %k", rows=10))), "step") == [""]
