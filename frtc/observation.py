@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from frtc.errors import EnvironmentFault, FrtcError, UsageError, nearest
+from frtc.robot_units import to_robot_units
 from frtc.runtime.policy import Camera, Images, Norm
 from frtc.runtime.policy_steps import PolicySteps
 
@@ -23,7 +24,8 @@ def seeded(steps: PolicySteps, seed: int = 0) -> dict[str, Any]:
     """Frames of coloured blocks, a state inside its statistics, a fixed prompt."""
     made: dict[str, Any] = {c.role: as_declared(_frame(seed, c.role), c) for c in cameras(steps)}
     if steps.state:
-        made["state"] = _state(seed, steps.state.dim, steps.state.norm)
+        state = _state(seed, steps.state.dim, steps.state.norm)
+        made["state"] = to_robot_units(steps.state_steps, state).astype(np.float32) if steps.state_steps else state
     if steps.prompt:
         made["prompt"] = PROMPT
     return made

@@ -326,20 +326,22 @@ def _vector_problems(where: str, steps: VectorSteps, dim: int) -> Iterator[str]:
     if len(steps) > VECTOR_STEPS:
         yield f"{where} has {len(steps)} vector steps, more than {VECTOR_STEPS}"
     for step in steps:
-        name, dims = type(step).__name__.lower(), () if isinstance(step, Scale) else step.dims
-        if isinstance(step, Scale) and not 1 <= len(step.factor) <= dim:
-            yield f"{where}.{name} has {len(step.factor)} factors for {dim} numbers"
-        elif not isinstance(step, Scale) and not (dims and list(dims) == sorted(set(dims) & set(range(dim)))):
-            yield f"{where}.{name} names dims {list(dims)[:8]}, not rising ones below {dim}"
-        numbers = [v for v in dataclasses.astuple(step) if isinstance(v, float)]
-        if not all(math.isfinite(v) for v in (*numbers, *(step.factor if isinstance(step, Scale) else ()))):
-            yield f"{where}.{name} has numbers that are not finite"
-        ranges = [(step.low, step.high)] if not isinstance(step, Scale) else []
+        name, numbers, ranges = f"{where}.{type(step).__name__.lower()}", dataclasses.astuple(step), []
+        if isinstance(step, Scale):
+            numbers = step.factor
+            if not 1 <= len(numbers) <= dim:
+                yield f"{name} has {len(numbers)} factors for {dim} numbers"
+        else:
+            dims, numbers, ranges = list(step.dims), numbers[1:], [(step.low, step.high)]
+            if not dims or dims != sorted(set(dims)) or not 0 <= dims[0] <= dims[-1] < dim:
+                yield f"{name} names dims {dims[:8]}, not rising ones below {dim}"
         if isinstance(step, Linkage):
             ranges.append((step.zero, step.full))
             if not (step.crank > 0 and step.arm > 0):
-                yield f"{where}.{name} has no length: arm {step.arm}, crank {step.crank}"
-        yield from (f"{where}.{name}: the range from {low} to {high} is empty" for low, high in ranges if low == high)
+                yield f"{name} has no length: arm {step.arm}, crank {step.crank}"
+        if not all(math.isfinite(v) for v in numbers):
+            yield f"{name} has numbers that are not finite"
+        yield from (f"{name}: the range from {low} to {high} is empty" for low, high in ranges if low == high)
 
 
 def _text_problems(prompt: Prompt | None, tokens: Tokens | None, state: State | None) -> Iterator[str]:

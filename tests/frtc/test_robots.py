@@ -15,8 +15,10 @@ import pytest
 from frtc.errors import FrtcError, UsageError
 from frtc.models.policies import PI0, PI05, PolicyFamily
 from frtc.models.robots import ROBOTS
+from frtc.observation import seeded
 from frtc.policy_files import PolicyFiles, Sizes, read_policy_files
 from frtc.policy_options import PolicyOptions, action_mask
+from frtc.robot_units import to_robot_units
 from frtc.runtime.policy import Absolute, Policy, Slice
 from frtc.runtime.policy_steps import PolicySteps
 from frtc.runtime.steps_vector import apply
@@ -96,6 +98,21 @@ def test_round_trips() -> None:
     np.testing.assert_allclose(back, rows, rtol=0, atol=1e-15)
     joints = [i for i in range(14) if i not in GRIPPERS]
     assert np.array_equal(apply(robot.action_steps, apply(robot.state_steps, rows))[:, joints], rows[:, joints])
+
+
+def test_made_observations_are_inside_the_statistics(tmp_path: Path) -> None:
+    """The state of a made observation comes out, by the robot's steps, where the statistics are."""
+    robot, rows = ROBOTS["aloha"], numbers(22, 40, 14) * 1.9 - 1.0
+    np.testing.assert_allclose(
+        apply(robot.state_steps, to_robot_units(robot.state_steps, rows)), rows, rtol=0, atol=1e-12
+    )
+    actions = robot.action_steps
+    np.testing.assert_allclose(apply(actions, to_robot_units(actions, rows)), rows, rtol=0, atol=1e-12)
+    files = read(openpi(tmp_path), robot="aloha")
+    steps = PolicySteps(files.policy(SIZES["pi0"]), files.tokenizer)
+    normal = steps.prepare(seeded(steps)).inputs["state"][:14]
+    reached = [i for i in range(14) if i not in GRIPPERS]  # these statistics leave what a gripper reaches
+    assert (np.abs(normal[reached]) <= 1.0001).all() and np.abs(normal).max() < 4
 
 
 @pytest.mark.parametrize("family", [PI0, PI05], ids=lambda f: f.name)

@@ -27,6 +27,7 @@ from frtc.runtime.policy import (
 )
 from frtc.runtime.policy_steps import PolicySteps
 from frtc.runtime.steps_vector import apply
+from tests.runtime.test_policy import mutants, paths
 
 NORM = Norm("openpi_mean_std", (1.0, 2.0, 3.0), (1.0, 2.0, 4.0), 1e-6)
 CRANK = Linkage((1,), low=0.01, high=0.05, arm=0.04, crank=0.02, zero=0.5, full=1.5)
@@ -131,6 +132,18 @@ def test_forged_steps_are_refused(path: tuple[Any, ...], value: Any, code: str, 
     with pytest.raises(FrtcError) as caught:
         Policy.from_json(edited(path, value))
     assert caught.value.code == code and message in str(caught.value)
+
+
+def test_mutated_json_never_escapes_as_another_exception() -> None:
+    original, refused = json.loads(json.dumps(POLICY.to_json())), 0
+    for path in paths(original)[1:]:
+        for mutant in mutants(path):
+            try:
+                steps = PolicySteps(Policy.from_json(edited(path, mutant)))
+                steps.finish(np.zeros((2, 3), np.float32), steps.prepare({"state": np.zeros(3, np.float32)}))
+            except FrtcError:
+                refused += 1
+    assert refused > 500
 
 
 SHUFFLED: list[Callable[[dict[str, Any]], object]] = [
