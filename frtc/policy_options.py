@@ -7,7 +7,8 @@ from itertools import groupby
 from pathlib import Path
 
 from frtc.errors import UsageError
-from frtc.runtime.policy import MOST, Layout, Pixel
+from frtc.runtime.policy import Layout, Pixel
+from frtc.runtime.policy_json import MOST
 
 
 @dataclass(frozen=True, slots=True)
