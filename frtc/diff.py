@@ -17,7 +17,7 @@ from frtc.diff_numbers import Numbers, are_tiny, compare_numbers, require_same_i
 from frtc.diff_plans import Changed, Launches, compare_launches, compare_memory
 from frtc.diff_sides import Side, flat_policy, open_side
 from frtc.diff_weights import Weights, compare_weights
-from frtc.errors import UsageError
+from frtc.errors import FrtcError, UsageError
 from frtc.policy_options import PolicyOptions
 from frtc.runtime.plan_file import Plan
 
@@ -37,12 +37,14 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class Options:
     """policy    of checkpoints, the same for both
+    adapter   of B, a checkpoint
     numbers   run both Plans; None: if they are small
     ordinal   the GPU they run on; None: the CPU's emulator
     weights   read and compare them
     """
 
     policy: PolicyOptions = field(default_factory=PolicyOptions)
+    adapter: Path | None = None
     numbers: bool | None = None
     ordinal: int | None = None
     seed: int = 0
@@ -108,7 +110,7 @@ def _changes(compared: int, changes: tuple[Change, ...]) -> dict[str, Any]:
 def diff(a: Path, b: Path, options: Options | None = None, progress: Progress = lambda what, share: None) -> Diff:
     """Compare. Two Plans of one plan_id are equal without reading more than their headers."""
     options = options or Options()
-    ours, theirs = open_side(a, options.policy), open_side(b, options.policy)
+    ours, theirs = open_side(a, options.policy), open_side(b, options.policy, options.adapter)
     plans = (ours.plan, theirs.plan)
     if plans[0] and plans[1] and plans[0].plan_id == plans[1].plan_id:
         return Diff(ours, theirs, same=True)
@@ -158,10 +160,21 @@ def _plain(value: Any) -> Any:
 
 
 def _weights(a: Side, b: Side, progress: Progress, notes: list[str]) -> Weights | None:
+    """By name; of a Plan and a checkpoint, the Plan's against those that its recipe makes of the checkpoint."""
     if a.kind == b.kind:
         return compare_weights(a.weights, b.weights, progress)
-    notes.append("weights of a Plan and a checkpoint are not compared")
-    return None
+    from frtc.diff_recipe import compare_with_recipe
+
+    made, from_these = (a, b) if a.plan else (b, a)
+    assert made.plan is not None
+    try:
+        return compare_with_recipe(made.plan, made.weights, from_these.weights, progress)
+    except FrtcError as fault:
+        if fault.code != "diff.parameters":
+            raise
+        rows = "; ".join(f"{name} {text}" for name, text in fault.rows)
+        notes.append(f"weights are not compared: {fault.what} ({rows})")
+        return None
 
 
 def _numbers(

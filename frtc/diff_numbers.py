@@ -82,7 +82,8 @@ def compare_numbers(
     first, noise, given = _infer(a, ordinal, seed, {}, lambda share: progress("run A", share))
     second, _, _ = _infer(b, ordinal, seed, given, lambda share: progress("run B", share))
     columns = np.abs(second.actions.astype(np.float64) - first.actions).reshape(-1, first.actions.shape[-1]).max(axis=0)
-    relative = relative_error(second.output - noise, first.output - noise)
+    wide = noise.astype(np.float64)
+    relative = relative_error(second.output - wide, first.output - wide)
     return Numbers(
         seed,
         "cpu" if ordinal is None else f"cuda:{ordinal}",

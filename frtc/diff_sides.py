@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from frtc.console import size
-from frtc.errors import FrtcError
+from frtc.errors import FrtcError, UsageError
 from frtc.kernels.dtypes import DTYPES
 from frtc.policy_options import PolicyOptions
 from frtc.runtime.plan import Program, Repeat
 from frtc.runtime.plan_file import Plan, open_plan
-from frtc.runtime.policy import Images, Noise, Policy, Tokens
+from frtc.runtime.policy import Assumption, Images, Noise, Policy, Tokens
 
 if TYPE_CHECKING:
     from frtc.models.stages import Model, Stage
@@ -79,13 +79,17 @@ def is_plan(path: Path) -> bool:
     return path.suffix == ".plan" or (b'"program"' in head and b"plan_id" in head)
 
 
-def open_side(path: Path, options: PolicyOptions) -> Side:
-    """options: of the policies of checkpoints; a Plan has its own."""
+def open_side(path: Path, options: PolicyOptions, adapter: Path | None = None) -> Side:
+    """options, adapter: of checkpoints; a Plan has its own policy, and weights that are merged already."""
     try:
         plan = open_plan(path, verify=False) if is_plan(path) else None
     except OSError as fault:
         raise FrtcError("input.file", f"{path} cannot be read: {fault.strerror}") from None
-    return of_checkpoint(path, options) if plan is None else of_plan(plan)
+    if plan is None:
+        return of_checkpoint(path, options, adapter)
+    if adapter is not None:
+        raise UsageError("diff.inputs", f"--adapter is of a checkpoint, {path} is a Plan")
+    return of_plan(plan)
 
 
 def of_plan(plan: Plan) -> Side:
@@ -130,31 +134,41 @@ def _rounds(program: Program) -> int:
     return max((step.count for step in program.schedule if isinstance(step, Repeat)), default=0)
 
 
-def of_checkpoint(path: Path, options: PolicyOptions) -> Side:
+def of_checkpoint(path: Path, options: PolicyOptions, adapter: Path | None) -> Side:
     """Headers and side files. Imports the models, and torch with them."""
     from frtc.models import detect, load_families
     from frtc.models.checkpoint import open_checkpoint
     from frtc.policy_files import PolicyFiles, read_policy_files
 
-    checkpoint = open_checkpoint(path)
-    model = detect(checkpoint)
-    notes: tuple[str, ...] = ()
+    checkpoint = open_checkpoint(path, adapter)
+    model, notes = detect(checkpoint), list[str]()
     files: PolicyFiles | None = None
     try:
         files = read_policy_files(checkpoint.folder, load_families()[model.name], options)
     except FrtcError as fault:
-        notes = (f"{path}: its policy is not compared: {fault.what} [{fault.code}]",)
+        notes.append(_without_policy(path, fault))
     chosen = {"views": len(files.cameras), "origin": files.origin} if files else {}
     config, facts = model.config(checkpoint, chosen)
     named = {"model": model.name} | {f.name: f.value for f in (*facts, *(files.facts if files else ()))}
-    policy = files.policy(_sizes(model, config)) if files else None
+    policy: Policy | None = None
+    try:
+        policy = files.policy(_sizes(model, config)) if files else None
+    except FrtcError as fault:
+        notes.append(_without_policy(path, fault))
+    if policy:  # sizes that no file says, as compile adds them
+        guessed = (Assumption(f.name, str(f.value), f.source, "") for f in facts if f.assumed)
+        policy = replace(policy, assumed=(*policy.assumed, *guessed))
     weights: dict[str, Weight] = {}
     for parameter, key in model.weights(checkpoint, config).items():
         info = checkpoint.tensors[key]
         weights[parameter] = Weight(info.dtype, info.shape, lambda key=key: checkpoint.read(key))  # type: ignore[misc]
     held = size(sum(t.nbytes for t in checkpoint.tensors.values()))
     about = f"checkpoint of {model.title}, {len(checkpoint.tensors)} tensors, {held}"
-    return Side(path, about, model.name, named | dict(flat(config)), policy, weights, None, notes)
+    return Side(path, about, model.name, named | dict(flat(config)), policy, weights, None, tuple(notes))
+
+
+def _without_policy(path: Path, fault: FrtcError) -> str:
+    return f"{path}: its policy is not compared: {fault.what} [{fault.code}]"
 
 
 def _sizes(model: Model, config: Any) -> Sizes:

@@ -13,8 +13,8 @@ from frtc.diff_numbers import Numbers
 from frtc.diff_plans import Changed, Launches, StageDiff
 from frtc.diff_weights import Moved, Weights
 from frtc.errors import CheckFailed
-from frtc.options import add_policy_options, policy_options
 from frtc.policy import ordinal_of
+from frtc.policy_options import PolicyOptions
 
 SHOWN = 12  # rows of a section; --all shows every one, --json has them all
 
@@ -29,11 +29,15 @@ def options(parser: argparse.ArgumentParser) -> None:
                         help="run two Plans on the same inputs; default: if they are small")  # fmt: skip
     parser.add_argument("--device", default="cpu", help="of --numbers: cpu (default, the emulator), cuda, cuda:N")
     parser.add_argument("--seed", type=int, default=0, help="of the observation and the noise")
-    add_policy_options(parser)
+    said = parser.add_argument_group("checkpoints", "what their files do not say")
+    said.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter that is merged into B")
+    said.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, of both")
+    said.add_argument("--asset", metavar="NAME", help="which of several statistics, of both")
 
 
 def run(args: argparse.Namespace) -> Result:
-    chosen = Options(policy_options(args), args.numbers, ordinal_of(args.device), args.seed, args.weights)
+    policy = PolicyOptions(tokenizer=args.tokenizer, asset=args.asset)
+    chosen = Options(policy, args.adapter, args.numbers, ordinal_of(args.device), args.seed, args.weights)
     progress = Progress()
     try:
         found = diff(args.a, args.b, chosen, progress)
@@ -86,7 +90,7 @@ def _value(value: Any) -> str:
 
 
 def _weights(w: Weights, most: int | None) -> str:
-    head = f"weights: {w.both} in both, {w.equal} equal to the bit, {len(w.moved)} differ"
+    head = f"weights: {w.both} in both, {w.equal} equal to the bit" + (f", {len(w.moved)} differ" if w.moved else "")
     parts = [_section(head, [_moved(m) for m in w.moved], most, ("", "type", "relative", "largest"))]
     for side, only in (("A", w.only_a), ("B", w.only_b)):
         if only:
