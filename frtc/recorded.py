@@ -17,21 +17,21 @@ from frtc.runtime.policy import Policy, Tokens
 from frtc.runtime.tokenize import load
 
 
-def recorded_options(plan: Plan, code: str) -> CompileOptions:
+def recorded_options(plan: Plan) -> CompileOptions:
     """The options that the Plan was compiled with; no tokenizer and no adapter, whose paths are not kept."""
     try:
         return options_of(plan.evidence["options"])
     except (KeyError, TypeError, ValueError, AttributeError):
         hint = "compile it again: the evidence of a Plan names the options it was compiled with"
-        raise FrtcError(code, "the Plan does not say how it was compiled", _notes(plan), hint) from None
+        raise FrtcError("plan.options", "the Plan does not say how it was compiled", _notes(plan), hint) from None
 
 
-def recorded_config(plan: Plan, code: str) -> dict[str, Any]:
+def recorded_config(plan: Plan) -> dict[str, Any]:
     """The model's configuration, as JSON has it."""
     found = plan.evidence.get("config")
     if not isinstance(found, dict):
         hint = "compile it again: the evidence of a Plan names the configuration of its model"
-        raise FrtcError(code, "the Plan does not say which configuration its model has", _notes(plan), hint)
+        raise FrtcError("plan.options", "the Plan does not say which configuration its model has", _notes(plan), hint)
     return found
 
 

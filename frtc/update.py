@@ -39,8 +39,6 @@ from frtc.runtime.plan import Program
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.policy import Assumption, Policy, Tokens
 
-EVIDENCE = "update.evidence"  # code of errors about a Plan that does not say how it was compiled
-
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -99,7 +97,7 @@ def update(
     started, out = time.perf_counter(), Path(out)
     require_folder(out)
     old = open_plan(plan, verify=False)  # its weights are not read
-    options = replace(recorded_options(old, EVIDENCE), self_test=False)
+    options = replace(recorded_options(old), self_test=False)
     expressions = _recipe(old)
     opened = _open(old, Path(checkpoint), options, chosen or Chosen())
     _require_same_model(old, opened)
@@ -165,7 +163,7 @@ def _require_same_model(plan: Plan, opened: Opened) -> None:
     if opened.model.name != plan.program.model:
         what = f"the Plan is a {plan.program.model}, the checkpoint a {opened.model.name}"
         raise UsageError("update.model", what, [("checkpoint", str(opened.checkpoint))])
-    ours, theirs = (dict(_flat(c)) for c in (recorded_config(plan, EVIDENCE), config_json(opened.config)))
+    ours, theirs = (dict(_flat(c)) for c in (recorded_config(plan), config_json(opened.config)))
     differ = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     if differ:
         rows = [(name, f"Plan {ours.get(name)}, checkpoint {theirs.get(name)}") for name in differ]

@@ -104,7 +104,7 @@ class Verified:
 
 def reference_of(plan: Plan, checkpoint: Path, progress: Progress, adapter: Path | None = None) -> Reference:
     """The checkpoint, traced with the options that the Plan was compiled with."""
-    options = replace(recorded_options(plan, "verify.options"), adapter=adapter)
+    options = replace(recorded_options(plan), adapter=adapter)
     with kept_tokenizer(plan) as tokenizer:
         options = replace(options, policy=replace(options.policy, tokenizer=tokenizer, strict=False))
         opened = open_model(checkpoint, options)
