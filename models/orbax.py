@@ -100,11 +100,12 @@ class OrbaxCheckpoint(Checkpoint):
         """The tensor with the letters of `row.result` as its axes."""
         leaf = self._leaves[row.leaf]
         together = leaf.chunk[0] if row.layers else leaf.shape[0]
-        slab = self._slab(leaf, row.order, layer // together * together if row.layers else 0, together)
-        tensor: Array = slab[(*([layer % together] if row.layers else []), *row.picks.values())]
+        first = layer // together * together
+        slab = self._slab(leaf, row.order, first, together, keep=row.layers and together > 1)
+        tensor: Array = slab[(*([layer - first] if row.layers else []), *row.picks.values())]
         return tensor
 
-    def _slab(self, leaf: Leaf, order: tuple[int, ...], first: int, count: int) -> Array:
+    def _slab(self, leaf: Leaf, order: tuple[int, ...], first: int, count: int, keep: bool) -> Array:
         """Entries [first, first + count) of the leaf's first axis, the axes in `order` of memory."""
         stop = min(first + count, leaf.shape[0])
         shape = (stop - first, *leaf.shape[1:])
@@ -113,7 +114,7 @@ class OrbaxCheckpoint(Checkpoint):
             _unpack(leaf, first, stop, out.transpose(np.argsort(order)))
 
         shape = tuple(shape[axis] for axis in order)
-        return self._scratch.get((leaf.path, first), shape, NUMPY[leaf.dtype], fill, keep=count > 1 and order[0] == 0)
+        return self._scratch.get((leaf.path, first), shape, NUMPY[leaf.dtype], fill, keep)
 
     def _merged(self, row: Row, layer: int) -> Array:
         """weight + a b in float64, the letters of `row.result` as its axes."""
@@ -130,7 +131,7 @@ class OrbaxCheckpoint(Checkpoint):
     def _factor(self, name: str, row: Row, layer: int) -> Array:
         """What one factor holds for a tensor: f64, without the axes of layers and picked entries."""
         leaf = self._leaves[name]
-        whole = self._slab(leaf, tuple(range(len(leaf.shape))), 0, leaf.shape[0])
+        whole = self._slab(leaf, tuple(range(len(leaf.shape))), 0, leaf.shape[0], keep=True)
         factor: Array = whole[(layer, *row.picks.values())].astype(np.float64)
         return factor
 
@@ -168,18 +169,15 @@ def read_leaves(tree: Path) -> dict[str, Leaf]:
     zeros = not metadata.get("store_array_data_equal_to_fill_value", False)  # older trees leave chunks of zeros out
     try:
         keys = [key.decode() for key in ts.KvStore.open(store, context=context).result().list().result()]
+        names = _names(sorted(key.removesuffix(ZARR) for key in keys if key.endswith(ZARR)), tree)
         spec = {"driver": "zarr", "fill_missing_data_reads": zeros}
         opened = {
             path: ts.open({**spec, "kvstore": {**store, "path": f"{path}/"}}, open=True, read=True, context=context)
-            for path in sorted(key.removesuffix(ZARR) for key in keys if key.endswith(ZARR))
+            for path in names
         }
-        leaves = [_leaf(path, future.result()) for path, future in opened.items()]
+        return {names[path]: _leaf(path, future.result()) for path, future in opened.items()}
     except (ValueError, OSError, RuntimeError) as e:
         raise FrtcError("orbax.damaged", f"the tree in {tree} cannot be read", [("reason", _reason(e))]) from None
-    if not leaves:
-        found = ", ".join(sorted(keys)[:3]) or "nothing"
-        raise FrtcError("orbax.format", f"{tree} holds no arrays in zarr v2", [("found", found)])
-    return _by_path(leaves, tree)
 
 
 def _leaf(path: str, array: Any) -> Leaf:
@@ -189,13 +187,16 @@ def _leaf(path: str, array: Any) -> Leaf:
     return Leaf(path, TYPES[array.dtype.name], array.shape, array.chunk_layout.read_chunk.shape, array)
 
 
-def _by_path(leaves: Sequence[Leaf], tree: Path) -> dict[str, Leaf]:
-    paths = [leaf.path for leaf in leaves]
+def _names(paths: Sequence[str], tree: Path) -> dict[str, str]:
+    """Path in the store -> path in the model: without the root key and without the ending that a trainer writes."""
+    where = [("folder", str(tree))]
+    if not paths:
+        raise FrtcError("orbax.format", f"{tree} holds no arrays in zarr v2", where, "save it with use_zarr3=False")
     if state := [path for path in paths if path.startswith(STATE)]:
-        rows = [("found", state[0]), ("folder", str(tree))]
-        raise FrtcError("orbax.train_state", "the tree is a trainer's state, no weights for inference", rows)
+        what = "the tree is a trainer's state, no weights for inference"
+        raise FrtcError("orbax.train_state", what, [("found", state[0]), *where], f"pass the folder {ROOT} beside it")
     if astray := [path for path in paths if not path.startswith(f"{ROOT}.")]:
-        raise FrtcError("orbax.format", f"the tree's root is not {ROOT}: it holds {astray[0]}", [("folder", str(tree))])
+        raise FrtcError("orbax.format", f"the tree's root is not {ROOT}: it holds {astray[0]}", where)
     trained = [path.endswith(TRAINER) for path in paths]
     if any(trained) and not all(trained):
         rows = [("with", paths[trained.index(True)]), ("without", paths[trained.index(False)])]
@@ -203,7 +204,7 @@ def _by_path(leaves: Sequence[Leaf], tree: Path) -> dict[str, Leaf]:
         raise FrtcError(
             "orbax.mixed", what, rows, "a trainer writes it after every path, a released checkpoint nowhere"
         )
-    return {path.removeprefix(f"{ROOT}.").removesuffix(TRAINER): leaf for path, leaf in zip(paths, leaves, strict=True)}
+    return {path: path.removeprefix(f"{ROOT}.").removesuffix(TRAINER) for path in paths}
 
 
 def _is_lora(name: str) -> bool:

@@ -40,7 +40,8 @@ class TreeWriter:
         path = f"{ROOT}.{leaf}{self._ending}"
         layered = self._together and axes[0] in "lv"
         chunks = (self._together, *array.shape[1:]) if layered else array.shape
-        store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{self._folder}/"}, "path": f"{path}/"}
+        base = {"driver": "file", "path": f"{self._folder}/", "file_io_sync": False}
+        store = {"driver": "ocdbt", "base": base, "path": f"{path}/"}
         metadata = {"shape": array.shape, "chunks": chunks, "dtype": ZARR_TYPES[dtype], "compressor": COMPRESSOR}
         spec = {"driver": "zarr", "kvstore": store, "metadata": metadata, "store_data_equal_to_fill_value": True}
         tensorstore().open(spec, create=True).result().write(array).result()

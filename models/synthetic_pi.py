@@ -12,7 +12,7 @@ from frtc.models.weights import Shape, WeightMap
 def synthetic(weights: WeightMap, pipeline: tuple[str, ...], norm: str, **own: Any) -> Synthetic:
     """norm: lerobot's kind of statistics for state and actions; own: further fields."""
     return Synthetic(
-        layouts=("openpi", "lerobot"),
+        layouts=("openpi", "lerobot", "jax"),
         weights=weights,
         unread=unread,
         config=side_config,
