@@ -1,7 +1,8 @@
 """fold_linears: constant factors and linears move into the linear next to them.
 
     mul(linear(x, w, b), c)               -> linear(x, c w, c b)                 c a literal: the Euler step's dt
-    linear(linear(x, w1, b1), w2, b2)     -> linear(x, w2 w1, w2 b1 + b2)        where that is not more work
+    linear(linear(x, w1, b1), w2, b2)     -> linear(x, w2 w1, w2 b1 + b2)        where that is not more work; b2 may
+                                                                                 be an entry of a constant table
     a - linear(x, w, b)                   -> a + linear(x, -w, -b)
     mul(embedding(table, ids), c)         -> embedding(table, ids, scale=c)
 
@@ -12,12 +13,19 @@ value.
 from __future__ import annotations
 
 from frtc.lowering.ir import Module, Node
-from frtc.lowering.ops import add, const, embedding, linear, matmul, mul, sub
+from frtc.lowering.ops import add, const, embedding, index, linear, matmul, mul, sub
 from frtc.lowering.pattern import Var, once
 from frtc.lowering.pattern import literal as number
 from frtc.passes.rewrite import Rules, rewrite
 
-x, w, b, w2, b2 = Var("x"), Var("w", const=True), Var("b", const=True), Var("w2", const=True), Var("b2", const=True)
+
+def _entry(b: Node) -> bool:
+    """A constant, or one entry of a constant table (what depends on a round's number only)."""
+    return b.is_const or (b.op == "index" and b.operands[0].is_const)
+
+
+x, w, b, w2 = Var("x"), Var("w", const=True), Var("b", const=True), Var("w2", const=True)
+b2 = Var("b2", where=_entry)
 other, table, ids, scale = Var("other"), Var("table", const=True), Var("ids"), Var("scale")
 factor = Var("factor", where=lambda n: number(n) is not None and n.shape == ())
 
@@ -42,9 +50,18 @@ def _chained(node: Node, x: Node, w: Node, w2: Node, b: Node | None = None, b2: 
     bias = b2
     if b is not None:
         moved = linear(b, w2, dtype="f32")
-        bias = moved if b2 is None else add(moved, b2, dtype="f32")
+        bias = moved if b2 is None else _sum(moved, b2)
     result: Node = linear(x, matmul(w2, w, dtype=w2.dtype), bias, dtype=node.dtype)
     return result
+
+
+def _sum(moved: Node, b: Node) -> Node:
+    """moved + b, added to every entry of the table where b is one."""
+    if b.is_const:
+        return add(moved, b, dtype="f32")  # type: ignore[no-any-return]
+    table, at = b.operands
+    entry: Node = index(add(moved, table, dtype="f32"), at, loc=b.loc)
+    return entry
 
 
 def _scaled_rows(node: Node, table: Node, ids: Node, scale: float, factor: Node) -> Node:

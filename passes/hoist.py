@@ -27,7 +27,7 @@ def _hoist_steps(steps: tuple[Step, ...], graphs: list[Graph], runs: list[str]) 
     for step in steps:
         if isinstance(step, Repeat):
             step = replace(step, body=_hoist_steps(step.body, graphs, runs))
-            changing = _written(step, graphs)
+            changing = written(step, graphs)
             for name in [s.program for s in step.body if isinstance(s, Run) and runs.count(s.program) <= 1]:
                 variants = [g for g in graphs if g.name == name]
                 if any(_moved(g, changing) for g in variants):
@@ -44,14 +44,14 @@ def _runs(steps: tuple[Step, ...]) -> list[str]:
     return [program for programs in nested for program in programs]
 
 
-def _written(step: Step, graphs: list[Graph]) -> set[str]:
+def written(step: Step, graphs: list[Graph]) -> set[str]:
     """What a step writes into the environment, at any depth."""
     if isinstance(step, Run):
         return {k for g in graphs if g.name == step.program for k, _ in g.outputs}
     if isinstance(step, Let):
         return {step.name}
     counter = {step.index} if isinstance(step, Repeat) else set()
-    return counter.union(*(_written(s, graphs) for s in step.body))
+    return counter.union(*(written(s, graphs) for s in step.body))
 
 
 def _moved(graph: Graph, changing: set[str]) -> list[Node]:

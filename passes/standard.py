@@ -17,11 +17,13 @@ from frtc.passes.limit_rows import limit_rows
 from frtc.passes.merge_linears import merge_linears
 from frtc.passes.name_weights import name_weights
 from frtc.passes.rewrite import Implements, Pass
+from frtc.passes.split_linears import split_linears
 
 # What the model means, whatever the GPU.
 FRONT: tuple[Pass, ...] = (
     canonicalize,  # first: all later rules match one spelling
     attention_sites,  # before hoist: a mask that becomes a length must not be computed and carried out of the loop
+    split_linears,  # before fold_constants: the part of the product that the round alone decides becomes a table
     fold_constants,  # before hoist and merge: the modulation's linears leave the loop instead of being merged into it
     hoist,
     merge_linears,  # after gated linears are recognised (canonicalize), so that gate and up are no candidates

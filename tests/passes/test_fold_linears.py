@@ -306,3 +306,62 @@ def test_computed_factor_stays() -> None:
         }
         """,
     )
+
+
+TABLE = """
+module m
+
+graph weights() {{
+  %0 = tensor(key=a) : f32[4,4]
+  %1 = tensor(key=c) : f32[4]
+  %2 = tensor(key=t) : f32[2,4]
+  %3 = tensor(key=w) : f32[4,4]
+  return a=%0, c=%1, t=%2, w=%3
+}}
+
+graph g(x: f32[5,4]{inputs}) {{
+  @a : f32[4,4]
+  @c : f32[4]{table}
+  @w : f32[4,4]
+{body}
+}}
+
+schedule {{
+  repeat 2 i {{
+    run g
+  }}
+  return y=x
+}}
+"""
+
+
+def test_a_bias_per_round_takes_the_inner_bias() -> None:
+    table = {"inputs": ", i: i32[]", "table": "\n  @t : f32[2,4]"}
+    before = """
+  %0 = linear(%x, @a, @c) : f32[5,4]
+  %1 = index(@t, %i) : f32[4]
+  %2 = linear(%0, @w, %1) : f32[5,4]
+  return x=%2"""
+    after = """
+  %0 = matmul(@w, @a) : f32[4,4]
+  %1 = linear(@c, @w) : f32[4]
+  %2 = add(%1, @t) : f32[2,4]
+  %3 = index(%2, %i) : f32[4]
+  %4 = linear(%x, %0, %3) : f32[5,4]
+  return x=%4"""
+    expect_pass(
+        fold_linears,
+        fires={"fold_linear_into_linear": 1},
+        before=TABLE.format(**table, body=before),
+        after=TABLE.format(**table, body=after),
+    )
+
+
+def test_a_computed_bias_stays() -> None:
+    """Near miss: the sum of the biases would be a launch."""
+    body = """
+  %0 = linear(%x, @a, @c) : f32[5,4]
+  %1 = neg(%y) : f32[4]
+  %2 = linear(%0, @w, %1) : f32[5,4]
+  return x=%2"""
+    expect_unchanged(fold_linears, TABLE.format(inputs=", y: f32[4]", table="", body=body))
