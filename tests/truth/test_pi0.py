@@ -1,0 +1,149 @@
+"""Pi0 through all passes and codegen: what leaves the loop, what folds, what is launched, on every target."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+
+from frtc.codegen.build import Built
+from frtc.codegen.nvrtc import Job, compile_all
+from frtc.kernels.targets import load_targets
+from frtc.lowering.ir import Module
+from frtc.models import pi, pi0
+from frtc.models.pi import PiConfig
+from frtc.runtime.plan import STATE
+from frtc.trace import trace
+from tests.truth.emulated import built_for
+from tests.truth.traced import optimised
+
+TARGETS = load_targets()
+
+
+@cache
+def traced() -> Module:
+    return trace("pi0", pi0.stages(pi0.tiny(), torch.bfloat16), pi.schedule(pi0.tiny()))
+
+
+@cache
+def final(target: str = "hopper") -> Module:
+    return optimised(traced(), target)
+
+
+@cache
+def built(target: str = "hopper") -> Built:
+    return built_for(final(target), target)
+
+
+# --- what the passes achieve --------------------------------------------------------------------------------------
+
+
+def test_the_state_leaves_the_loop() -> None:
+    """All that depends on the state alone runs once; the loop has no row for it."""
+    once, loop = final().graph("denoise.once"), final().graph("denoise")
+    assert "state" in {n["name"] for n in once.inputs}
+    assert "state" not in {n["name"] for n in loop.inputs}
+    rows = {n.shape[-2] for n in loop.nodes if n.op == "linear" and not n.is_const}
+    assert rows == {pi0.tiny().horizon}
+    rows = {n.shape[-2] for n in once.nodes if n.op == "linear" and not n.is_const and n.t.rank == 2}
+    assert rows == {1}
+
+
+def test_the_states_last_layer_makes_keys_and_values_only() -> None:
+    layers, once = pi0.tiny().expert.layers, final().graph("denoise.once")
+    assert once.count("attention") == once.count("gated_linear") == layers - 1
+    last = [n for n in once.nodes if n.op == "weight" and f"layers.{layers - 1}." in n["name"]]
+    assert len(last) == 1 and last[0].shape[0] == 2 * pi0.tiny().expert.head_dim
+
+
+def test_actions_and_time_meet_in_one_product() -> None:
+    """action_in and the half of mlp_in that reads it are one matrix; the half that reads the time a bias per step."""
+    loop, width = final().graph("denoise"), pi0.tiny().expert.width
+    (first,) = [n for n in loop.nodes if n.op == "linear" and n.args[0] is not None and n.args[0].op == "input"]
+    weight, bias = first.args[1:3]
+    assert weight is not None and weight.shape == (width, pi0.tiny().action_width) and first["act"] == "silu"
+    assert bias is not None and bias.op == "index" and bias.operands[0].shape == (pi0.tiny().steps, width)
+    assert not {"sin", "cos", "mul"} & {n.op for n in loop.nodes}
+
+
+def test_the_euler_step_is_the_last_products_epilogue() -> None:
+    ((_, last),) = final().graph("denoise").outputs
+    assert last.op == "linear" and last.args[3] is not None and last.args[3].op == "input"
+
+
+def test_actions_see_the_valid_prefix_the_state_and_themselves() -> None:
+    """[prefix, up to its length | padding | state | actions], the state's own row without the last part; no mask."""
+    c = pi0.tiny()
+    prefix = c.image_tokens + c.prompt
+    for program, rows in (("denoise.once", 1), ("denoise", 1 + c.horizon)):
+        for node in final().graph(program).nodes:
+            if node.op == "attention":
+                assert (node.args[3], node["resume"], node["causal"]) == (None, prefix, False)
+                assert node.args[4] is not None and node.operands[1].shape[-2] == prefix + rows
+
+
+def test_keys_of_prefix_state_and_actions_are_one_buffer() -> None:
+    """The prefix, the state and each step write their rows of it; the loop copies nothing."""
+    calls = built().emitted["denoise"]
+    assert all(call.node is not None for call in calls)
+    keys = [call.operands[1] for call in calls if call.site.op == "attention"]
+    own = [call.operands[1] for call in built().emitted["denoise.once"] if call.site.op == "attention"]
+    for whole, part in zip(keys, own, strict=False):
+        assert whole is not None and part is not None and whole.buffer is part.buffer
+        assert whole.buffer.space == STATE and whole.strided.offset == part.strided.offset
+
+
+# --- launches -----------------------------------------------------------------------------------------------------
+
+
+def expected_calls(c: PiConfig) -> dict[str, Counter[str]]:
+    """What every layer costs, whatever the sizes; the last layer of prefix and state makes keys and values only."""
+    v, p, e = c.vision.layers, c.prefix.layers - 1, c.expert.layers
+    vision = {"linear": 4 * v + 2, "layer_norm": 2 * v + 1, "attention": v, "pointwise": 2}  # pixels, positions
+    block = {"linear": 3, "rms_norm": 2, "rope_qkv": 1, "attention": 1, "gated_linear": 1}
+    last = {"rms_norm": 1, "linear": 1, "rope": 1, "copy": 1}
+    prefix = Counter(last) + Counter({"embedding": 1, "pointwise": 1})  # how many rows are valid
+    once = Counter(last) + Counter({"linear": 1, "pointwise": 10})  # two rotations by the prompt's length
+    denoise = Counter({"linear": 3, "rms_norm": 1})
+    for total, layers in ((prefix, p), (once, e - 1), (denoise, e)):
+        total.update({op: layers * n for op, n in block.items()})
+    stages = {"vision": Counter(vision), "prefix": prefix, "denoise.once": once, "denoise": denoise}
+    return stages | {"let.x_t": Counter({"copy": 1})}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_calls_on_every_target(name: str) -> None:
+    found = {
+        stage: Counter("copy" if call.node is None else call.site.op for call in calls)
+        for stage, calls in built(name).emitted.items()
+    }
+    assert found == expected_calls(pi0.tiny())
+
+
+def test_launches_of_one_inference() -> None:
+    """bf16 baseline at most 2,000 (docs/design.md, section 10)."""
+    rounds = {"denoise": pi0.full().steps}
+    calls = {stage: sum(ops.values()) * rounds.get(stage, 1) for stage, ops in expected_calls(pi0.full()).items()}
+    assert calls == {"vision": 194, "prefix": 142, "denoise.once": 151, "denoise": 1480, "let.x_t": 1}
+    assert sum(calls.values()) == 1968
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_compiles_for_every_target(name: str) -> None:
+    """Each sixth kernel of the small model; those of the full sizes: tests/kernels/test_cubins.py."""
+    jobs = kernel_jobs(name)[::6]
+    assert jobs and all(cubin.sm == TARGETS[name].sm for cubin in compile_all(jobs))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", TARGETS)
+def test_all_kernels_compile_for_every_target(name: str) -> None:
+    assert all(cubin.sm == TARGETS[name].sm for cubin in compile_all(kernel_jobs(name)))
+
+
+def kernel_jobs(name: str) -> list[Job]:
+    calls = [call for calls in built(name).emitted.values() for call in calls]
+    stages = [stage for c in calls for stage in c.choice.kernel.stages(c.site, c.choice.config, TARGETS[name])]
+    return sorted({Job.of(stage, TARGETS[name]) for stage in stages}, key=lambda job: (job.source, job.entry))
