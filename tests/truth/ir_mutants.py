@@ -1,4 +1,4 @@
-"""Eight wrong Pi0.5s as changes of the IR: each takes the canonical module and makes one classic mistake in it."""
+"""Wrong models as changes of the IR, by kind: each takes the canonical module and makes one classic mistake in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from frtc.lowering.ir import Module, Node, Repeat, make, rebuild
-from frtc.lowering.ops import add, concat, lt
+from frtc.lowering.ops import add, cast, concat, const, ge, lt
 
 Change = Callable[[Node], Node | None]  # a node with its operands already changed -> its successor, None to keep it
 NORMS = ("rms_norm", "ada_rms_norm")
@@ -79,14 +79,47 @@ def one_step_less(module: Module) -> Module:
     return replace(module, schedule=tuple(shorter))
 
 
-MUTANTS: dict[str, Callable[[Module], Module]] = {
+def no_time(node: Node) -> Node | None:
+    """Zeros beside each action where the embedding of the time stands."""
+    parts = node.operands if node.op == "concat" and node["axis"] == -1 else ()
+    if len(parts) != 2 or parts[1].op != "broadcast":
+        return None
+    without: Node = concat(parts[0], const(0.0, parts[1].dtype, parts[1].shape), axis=-1)
+    return without
+
+
+def state_unseen(node: Node) -> Node | None:
+    """The first key behind the padding is the state; only its own row, which has no keys behind it, still sees it."""
+    first = node.operands[1].get("value") if node.op == "ge" else None
+    if first is None or node.shape[-1] == first + 1:
+        return None
+    later: Node = ge(node.operands[0], const(first + 1, "i32"))
+    return later
+
+
+def state_later(node: Node) -> Node | None:
+    """The state's position, the only single one that an angle is made of, is that of the first action."""
+    if node.op != "cast" or node.shape != (1,) or node.operands[0].dtype != "i32":
+        return None
+    later: Node = cast(add(node.operands[0], 1), dtype=node.dtype)
+    return later
+
+
+SHARED: dict[str, Callable[[Module], Module]] = {
     "eps": everywhere(large_eps),
-    "second_silu": everywhere(one_silu),
     "sin_cos_order": everywhere(cos_first),
     "rope_pairing": everywhere(neighbours),
     "missing_one": everywhere(plain_weight),
-    "dropped_gate": everywhere(no_gate),
     "mask_one_more": everywhere(keys_off_by(1)),
     "mask_one_less": everywhere(keys_off_by(-1)),
     "step_count": one_step_less,
+}
+MUTANTS: dict[str, dict[str, Callable[[Module], Module]]] = {
+    "pi05": {**SHARED, "second_silu": everywhere(one_silu), "dropped_gate": everywhere(no_gate)},
+    "pi0": {
+        **SHARED,
+        "time_dropped": everywhere(no_time),
+        "state_unseen": everywhere(state_unseen),
+        "state_position": everywhere(state_later),
+    },
 }

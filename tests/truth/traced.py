@@ -136,6 +136,7 @@ class FromEmbeddings(nn.Module):
         return self.prefix.from_embeddings(image_tokens, prompt, n)
 
 
+@cache
 def subject(name: str, precision: str) -> Subject:
     """By name: "pi05.golden", "pi0.golden", "pi05.pick", ..."""
     kind, case = name.split(".")
@@ -143,7 +144,7 @@ def subject(name: str, precision: str) -> Subject:
 
 
 def golden(kind: str, precision: str) -> Subject:
-    """openpi's tiny model: two views, 12 of 32 prompt positions valid. Not cached: mutants trace it anew."""
+    """openpi's tiny model: two views, 12 of 32 prompt positions valid."""
     case, model = golden_case(kind), truth.KINDS[kind].MODEL
     config, dtype = case.model.config, PRECISIONS[precision]
     stages = model.stages(config, dtype, True)
