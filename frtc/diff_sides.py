@@ -149,7 +149,8 @@ def of_checkpoint(path: Path, options: PolicyOptions, adapter: Path | None) -> S
         notes.append(_without_policy(path, fault))
     chosen = {"views": len(files.cameras), "origin": files.origin} if files else {}
     config, facts = model.config(checkpoint, chosen)
-    named = {"model": model.name} | {f.name: f.value for f in (*facts, *(files.facts if files else ()))}
+    said = (*checkpoint.facts, *facts, *(files.facts if files else ()))
+    named = {"model": model.name} | {f.name: f.value for f in said}
     policy: Policy | None = None
     try:
         policy = files.policy(_sizes(model, config)) if files else None

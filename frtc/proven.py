@@ -36,6 +36,9 @@ def require_proof(plan: Plan, driver: Driver) -> None:
         return
     rows = [("because", why), ("on", driver.device.name), ("looked for", str(note or "a home folder"))]
     hint = f"`frtc verify {plan.path} --self-test`, once on this machine; --untested acts without it"
+    if "self_test" not in plan.evidence:
+        rows.append(("vectors", "none: it was compiled with --no-self-test, or updated"))
+        hint = "`frtc compile` makes a Plan with vectors for `frtc verify --self-test`; --untested acts without"
     raise EnvironmentFault("plan.untested", "this Plan has not passed its self-test on this GPU", rows, hint)
 
 

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> Result:
     text = [
         "models",
         table([("", "", "checkpoints of", "cameras"), *((*_named(m), m["cameras"]) for m in models)]),
-        "any layout may hold LoRA factors, or have a peft adapter beside it: they are merged when compiling",
+        "LoRA is merged when compiling: a peft adapter of torch weights (--adapter), or the factors in a JAX tree",
         "targets",
         table([("target", "GPU", "compiles for", "memory", "evidence"), *map(_target, targets.values())]),
         f"`run on hardware`: its kernels ran on this GPU; `{NOT_RUN}`: cubins are built, nobody has run them",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tracemalloc
 from collections.abc import Iterator
@@ -12,13 +13,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from frtc.diff import diff
+from frtc.diff import Options, diff
 from frtc.diff_plans import Changed, compare_launches, compare_memory, gist
 from frtc.diff_sides import Weight, flat, flat_policy, is_plan, open_side
 from frtc.diff_weights import PIECE, compare_weights, distance, rows_of
 from frtc.errors import FrtcError
 from frtc.kernels.dtypes import DTYPES
+from frtc.models.checkpoint import open_checkpoint
+from frtc.models.synthetic import write_checkpoint
 from frtc.policy_options import PolicyOptions
 from frtc.runtime.plan import Launch, Program, Stage
 from frtc.runtime.plan_file import Plan, open_plan
@@ -211,6 +215,26 @@ def test_plans_without_policy_and_with_damaged_evidence(small: Plan, tmp_path: P
     assert found.differing == ("config", "memory", "program") and found.policy is None and found.numbers is None
     assert found.weights is not None and (found.weights.both, found.weights.equal) == (4, 4)
     assert [note for note in found.notes if "policy" in note]
+
+
+def test_what_an_adapter_changes(tmp_path: Path) -> None:
+    """The weight that it targets, by the size of its product; the rest is equal."""
+    write_checkpoint(tmp_path / "base", "openpi", "tiny", dtype="f32")
+    a, b = np.full((2, 64), 0.5, np.float32), np.full((192, 2), 0.25, np.float32)
+    (name, shape) = ("paligemma_with_expert.gemma_expert.model.norm.dense", (192, 64))
+    (tmp_path / "lora").mkdir()
+    tensors = {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
+    save_file(tensors, tmp_path / "lora" / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": [name]}
+    (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(config))
+    found = diff(tmp_path / "base", tmp_path / "base", Options(adapter=tmp_path / "lora"))
+    assert found.weights is not None and found.differing == ("config", "weights")
+    (moved,) = found.weights.moved
+    norm = float(np.linalg.norm(open_checkpoint(tmp_path / "base").read(f"{name}.weight").astype(np.float64)))
+    assert (moved.name, moved.a, moved.b) == ("denoise.norm.dense.weight", "f32[192,64]", "f64[192,64]")
+    relative = 0.5 * math.sqrt(math.prod(shape)) / norm
+    assert moved.largest == pytest.approx(0.5) and moved.relative == pytest.approx(relative)
+    assert {c.name for c in found.config[1]} == {"adapter", "adapter_base"}
 
 
 @pytest.fixture

@@ -61,7 +61,8 @@ def test_what_needs_a_proof(
     api.calls.clear()
     with pytest.raises(EnvironmentFault, match="has not passed its self-test") as said:
         executor_for(plan, 0, untested=False)
-    assert said.value.code == "plan.untested" and "verify" in said.value.hint and str(plan.path) in said.value.hint
+    assert said.value.code == "plan.untested" and "frtc compile" in said.value.hint  # it holds no vectors
+    assert dict(said.value.rows)["vectors"].startswith("none")
     assert not api.calls["cuMemAlloc"] and not api.contexts
 
 
@@ -77,6 +78,7 @@ def test_a_passed_self_test_is_noted(
     def require_refusal() -> None:
         said = call(capsys, "run", demo.plan)
         assert (said.code, said.error) == (5, "plan.untested") and "compiles, not run" in said.err
+        assert f"`frtc verify {demo.plan} --self-test`" in said.err
 
     require_refusal()
     assert not list(tmp_path.iterdir())
