@@ -51,10 +51,10 @@ def _split(graph: Graph, changing: set[str] | None) -> Graph:
 
 def _row(part: Node) -> Node | None:
     """What every row of `part` holds, as [K]; None if rows may differ."""
-    if part.op != "broadcast" or part.operands[0].t.size != part.shape[-1] != part.t.size:
-        return None
-    source = part.operands[0]
+    source = part.operands[0] if part.op == "broadcast" else part
     shape = part.shape[-1:]
+    if source.t.size != shape[0]:
+        return None
     flat: Node = source if source.shape == shape else reshape(source, shape=shape)
     return flat
 

@@ -119,6 +119,36 @@ def test_a_constant_part_outside_a_loop() -> None:
     )
 
 
+def test_a_single_row_needs_no_broadcast() -> None:
+    """One row of x: canonical IR has a reshape of t where more rows have a broadcast."""
+    text = LOOP.replace("x: f32[5,4]", "x: f32[1,4]")
+    expect_pass(
+        split_linears,
+        fires={"split_linears": 1},
+        before=text.format(
+            body="""
+  %0 = reshape(%t, shape=[1,2]) : f32[1,2]
+  %1 = concat(%x, %0, axis=-1) : f32[1,6]
+  %2 = linear(%1, @w, @b) : f32[1,3]
+  %3 = pad(%2, axis=-1, before=0, after=1) : f32[1,4]
+""",
+            result="%3",
+        ),
+        after=text.format(
+            body="""
+  %0 = slice(@w, axis=-1, start=0, stop=4) : f32[3,4]
+  %1 = reshape(%t, shape=[1,2]) : f32[1,2]
+  %2 = reshape(%1, shape=[2]) : f32[2]
+  %3 = slice(@w, axis=-1, start=4, stop=6) : f32[3,2]
+  %4 = linear(%2, %3, @b) : f32[3]
+  %5 = linear(%x, %0, %4) : f32[1,3]
+  %6 = pad(%5, axis=-1, before=0, after=1) : f32[1,4]
+""",
+            result="%6",
+        ),
+    )
+
+
 def test_a_part_that_the_loop_changes_stays() -> None:
     """Near miss: the same rows, but made of x, which each round writes."""
     body = BOTH.replace("broadcast(%t,", "broadcast(%row,")

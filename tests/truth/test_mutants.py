@@ -1,4 +1,4 @@
-"""The classic mistakes of each model, made in the IR and taken through all passes: each fails a bar that the right keep.
+"""Classic mistakes of each model, made in the IR and taken through all passes: each fails a bar that the right keep.
 
 A mistake counts as seen only well above the bar, so that no bar is loosened into missing it. That the eager model's
 mutants are seen, too, is tested in tests/models.
