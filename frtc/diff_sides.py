@@ -176,18 +176,17 @@ def _sizes(model: Model, config: Any) -> Sizes:
     """What the traced module would say (compiler.sizes_of), from the stages' example inputs: tracing takes minutes."""
     import torch
 
+    from frtc.compiler import sizes_in
     from frtc.models.stages import Repeat as Loop
-    from frtc.policy_files import Sizes
 
-    stages = model.stages(config, torch.bfloat16, False)
-    inputs = {name: tuple(leaf.shape) for stage in stages.values() for name, leaf in _leaves(stage)}
-    for step in model.schedule(config).steps:
+    stages, schedule = model.stages(config, torch.bfloat16, False), model.schedule(config)
+    shapes = {name: tuple(leaf.shape) for stage in stages.values() for name, leaf in _leaves(stage)}
+    for step in schedule.steps:
         if isinstance(step, Loop):
-            inputs |= {outside: inputs[name] for name, outside in step.carry.items()}
+            shapes |= {outside: shapes[name] for name, outside in step.carry.items()}
     tables = [m for s in stages.values() for m in s.module.modules() if isinstance(m, torch.nn.Embedding)]
     vocab = max((table.num_embeddings for table in tables), default=0)
-    horizon, width = inputs["noise"]
-    return Sizes(inputs["images"][-2], inputs["tokens"][-1], vocab, horizon, width)
+    return sizes_in({name: shapes[name] for name in schedule.inputs}, vocab)
 
 
 def _leaves(stage: Stage) -> Iterator[tuple[str, Any]]:

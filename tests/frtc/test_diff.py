@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from frtc.compiler import CompileOptions, import_module, open_model
 from frtc.diff import Options, diff
 from frtc.diff_plans import Changed, compare_launches, compare_memory, gist
 from frtc.diff_sides import Weight, flat, flat_policy, is_plan, open_side
@@ -215,6 +216,17 @@ def test_plans_without_policy_and_with_damaged_evidence(small: Plan, tmp_path: P
     assert found.differing == ("config", "memory", "program") and found.policy is None and found.numbers is None
     assert found.weights is not None and (found.weights.both, found.weights.equal) == (4, 4)
     assert [note for note in found.notes if "policy" in note]
+
+
+@pytest.mark.parametrize("kind", ["pi05", "pi0", "smolvla"])
+def test_the_policy_of_a_checkpoint_is_known_without_tracing(kind: str, tmp_path: Path) -> None:
+    """Its sizes are those of the model's stages, device inputs among them."""
+    write_checkpoint(tmp_path / "ck", "lerobot", "tiny", kind=kind)
+    side = open_side(tmp_path / "ck", PolicyOptions())
+    assert side.policy is not None and not side.notes
+    module = import_module(open_model(tmp_path / "ck", CompileOptions()))
+    wanted = {name: (str(type.dtype), type.shape) for name, type in module.inputs.items()}
+    assert side.policy.device_inputs() == wanted and side.model == kind
 
 
 def test_what_an_adapter_changes(tmp_path: Path) -> None:
