@@ -221,7 +221,8 @@ def compile(
 
     def evidence(written: Path) -> dict[str, Any]:
         clock.lap("weights")
-        test = {"self_test": _self_test(written, module, built, progress)} if options.self_test else {}
+        places = results_of(module, built)
+        test = {"self_test": self_test(written, places, progress)} if options.self_test else {}
         return evidence_of(opened, options) | test
 
     blobs = {**built.cubins, RECIPE: recipe_text(built.expressions), TOKENIZER: opened.files.tokenizer}
@@ -268,11 +269,11 @@ def bytes_written(program: Program, progress: Progress) -> Callable[[int, int], 
     return written
 
 
-def _self_test(written: Path, module: Module, built: Built, progress: Progress) -> dict[str, Any]:
-    """Vectors from the finished file, so that what is tested is what was written."""
+def self_test(written: Path, places: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    """Vectors from the finished file, so that what is tested is what was written. places: of results.results_of"""
     plan = open_plan(written, verify=False)
     with Running(plan, Emulator(plan)) as policy:
-        return selftest.make(policy, results_of(module, built), progress)
+        return selftest.make(policy, places, progress)
 
 
 def evidence_of(opened: Opened, options: CompileOptions) -> dict[str, Any]:

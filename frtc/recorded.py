@@ -1,4 +1,4 @@
-"""What a Plan remembers of its compilation: the options, and the tokenizer as a file that can be passed again."""
+"""What a Plan remembers of its compilation: options, configuration, places, and the tokenizer as a file."""
 
 from __future__ import annotations
 
@@ -33,6 +33,16 @@ def recorded_config(plan: Plan) -> dict[str, Any]:
         hint = "compile it again: the evidence of a Plan names the configuration of its model"
         raise FrtcError("plan.options", "the Plan does not say which configuration its model has", _notes(plan), hint)
     return found
+
+
+def results_in(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Program -> name of a result -> where it lies: weights do not move it."""
+    test = plan.evidence.get("self_test")
+    values = test.get("values") if isinstance(test, dict) else None
+    if not isinstance(values, dict):
+        hint = "compile the Plan again without --no-self-test"
+        raise FrtcError("verify.no_vectors", "the Plan does not say where its programs keep their results", hint=hint)
+    return values
 
 
 def _notes(plan: Plan) -> list[tuple[str, str]]:

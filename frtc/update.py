@@ -2,7 +2,8 @@
 
 The Plan's recipe is evaluated on the checkpoint's parameters, and its policy is read anew from the checkpoint's files
 with the options that the Plan was compiled with. The result is, byte for byte, what `frtc compile --no-self-test`
-makes of the checkpoint. Evidence about the old weights is dropped.
+makes of the checkpoint. Evidence about the old weights is dropped; `self_test` makes new
+vectors, which a Plan of kernels that nobody has run needs before it acts.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from frtc.compiler import (
     require_folder,
     require_mapped,
     require_room,
+    self_test,
     silent,
     sizes_in,
 )
@@ -33,7 +35,7 @@ from frtc.console import size
 from frtc.errors import FrtcError, UsageError
 from frtc.lowering.ir import Graph, Node, fresh_nodes
 from frtc.policy import TOKENIZER
-from frtc.recorded import kept_tokenizer, recorded_config, recorded_options, tokenizer_was_chosen
+from frtc.recorded import kept_tokenizer, recorded_config, recorded_options, results_in, tokenizer_was_chosen
 from frtc.report import facts_text
 from frtc.runtime.plan import Program
 from frtc.runtime.plan_file import Plan, open_plan
@@ -46,28 +48,54 @@ class Chosen:
 
     tokenizer   None: the Plan's where one was chosen when it was compiled, else the checkpoint's, else the Plan's
     asset       which of several statistics; None: as the Plan was compiled
+    self_test   make the vectors of a self-test, by the emulator
     """
 
     adapter: Path | None = None
     tokenizer: Path | None = None
     asset: str | None = None
+    self_test: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """facts: (name, value, source); changed: False where the program is the one that the Plan held before."""
+    """facts: (name, value, source)
+
+    changed   False where the program is the one that the Plan held before
+    tested    it holds the vectors of a self-test
+    """
 
     path: Path
     plan_id: str
     model: str
     target: str
     changed: bool
+    tested: bool
     facts: tuple[tuple[str, Any, str], ...]
     assumed: tuple[Assumption, ...]
     file_nbytes: int
     weights: int
     weights_nbytes: int
     seconds: float
+
+    @staticmethod
+    def of(
+        path: Path, plan_id: str, old: Plan, opened: Opened, policy: Policy, tested: bool, seconds: float
+    ) -> Updated:
+        return Updated(
+            path=path,
+            plan_id=plan_id,
+            model=opened.model.title,
+            target=old.program.target.name,
+            changed=plan_id != old.plan_id,
+            tested=tested,
+            facts=tuple((f.name, f.value, f.source) for f in opened.facts),
+            assumed=policy.assumed,
+            file_nbytes=path.stat().st_size,
+            weights=len(old.program.weights),
+            weights_nbytes=old.program.weights_nbytes,
+            seconds=seconds,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "path": str(self.path)}
@@ -79,9 +107,8 @@ class Updated:
             f"  plan {self.plan_id}{'' if self.changed else ', as before: the checkpoint holds the same values'}",
             facts_text(self.facts, self.assumed),
             made,
-            "  it holds no self-test: `frtc verify PLAN CHECKPOINT` needs `frtc compile`, which makes the vectors",
         ]
-        return "\n".join(lines)
+        return "\n".join(lines + ["it holds no self-test; --self-test makes one"] * (not self.tested))
 
 
 @fresh_nodes()
@@ -97,31 +124,25 @@ def update(
     started, out = time.perf_counter(), Path(out)
     require_folder(out)
     old = open_plan(plan, verify=False)  # its weights are not read
-    options = replace(recorded_options(old), self_test=False)
+    chosen = chosen or Chosen()
+    options = replace(recorded_options(old), self_test=chosen.self_test)
+    places = results_in(old) if chosen.self_test else {}
     expressions = _recipe(old)
-    opened = _open(old, Path(checkpoint), options, chosen or Chosen())
+    opened = _open(old, Path(checkpoint), options, chosen)
     _require_same_model(old, opened)
     require_mapped(Graph("weights", (), tuple(expressions.items())), opened)
     policy = _policy(old.program, opened)
     require_room(policy, opened.files.tokenizer)
     program = replace(old.program, policy=policy.to_json())
-    kept = {name: bytes(data) for name, data in old.files().items()}
-    watch, evidence = bytes_written(program, progress), evidence_of(opened, options)
-    blobs = {**kept, TOKENIZER: opened.files.tokenizer}
-    plan_id = write_plan(out, program, expressions, opened.read, blobs, lambda written: evidence, watch)
-    return Updated(
-        path=out,
-        plan_id=plan_id,
-        model=opened.model.title,
-        target=program.target.name,
-        changed=plan_id != old.plan_id,
-        facts=tuple((f.name, f.value, f.source) for f in opened.facts),
-        assumed=policy.assumed,
-        file_nbytes=out.stat().st_size,
-        weights=len(program.weights),
-        weights_nbytes=program.weights_nbytes,
-        seconds=time.perf_counter() - started,
-    )
+
+    def evidence(written: Path) -> dict[str, Any]:
+        test = {"self_test": self_test(written, places, progress)} if options.self_test else {}
+        return evidence_of(opened, options) | test
+
+    blobs = {name: bytes(data) for name, data in old.files().items()} | {TOKENIZER: opened.files.tokenizer}
+    watch = bytes_written(program, progress)
+    plan_id = write_plan(out, program, expressions, opened.read, blobs, evidence, watch)
+    return Updated.of(out, plan_id, old, opened, policy, options.self_test, time.perf_counter() - started)
 
 
 def _open(plan: Plan, checkpoint: Path, options: CompileOptions, chosen: Chosen) -> Opened:

@@ -29,7 +29,7 @@ from frtc.passes.pipeline import Options, run_passes
 from frtc.passes.row_needs import Rows
 from frtc.policy import Policy
 from frtc.probe import read
-from frtc.recorded import kept_tokenizer, recorded_options
+from frtc.recorded import kept_tokenizer, recorded_options, results_in
 from frtc.results import counters
 from frtc.runtime.plan import unrolled
 from frtc.runtime.plan_file import Plan
@@ -150,7 +150,7 @@ def walk(
 ) -> Iterator[tuple[Difference, dict[str, Array]]]:
     """Runs the Plan program by program: each result's difference, and the environment that its program started from."""
     program, module = policy.plan.program, reference.module
-    places = _places(policy.plan)
+    places = {stage: {k: ref_of(r) for k, r in named.items()} for stage, named in results_in(policy.plan).items()}
     graphs, counting = {g.name: g for g in module.graphs}, dict(counters(module.schedule))
     read_of = returned_rows(run_passes(module, (canonicalize, attention_sites), Options(check=0))[0])
     weights, bar = reference.weights(module, "wide"), bar_of(program)
@@ -186,14 +186,6 @@ def _only_read(value: Array, rows: Rows | None, inputs: Mapping[str, Array]) -> 
     j = np.arange(value.shape[rows.axis])
     kept = (j < length) | ((j >= rows.resume) if rows.resume >= 0 else np.False_)
     return np.where(kept.reshape(-1, *(1,) * (-rows.axis - 1)), value, np.zeros((), value.dtype))
-
-
-def _places(plan: Plan) -> dict[str, dict[str, Any]]:
-    values = plan.evidence.get("self_test", {}).get("values")
-    if not isinstance(values, dict):
-        hint = "compile the Plan again without --no-self-test"
-        raise FrtcError("verify.no_vectors", "the Plan does not say where its programs keep their results", hint=hint)
-    return {stage: {name: ref_of(ref) for name, ref in named.items()} for stage, named in values.items()}
 
 
 def _cosine(a: Array, b: Array) -> float:

@@ -21,6 +21,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     said = parser.add_argument_group("checkpoint", "all other options are those that the Plan was compiled with")
     add_adapter_option(said)
     said.add_argument("--tokenizer", type=Path, metavar="FILE", help="another tokenizer.json than the Plan's")
+    where.add_argument("--self-test", action="store_true", help="make the vectors of a self-test, too, as compile does")
     said.add_argument("--asset", metavar="NAME", help="which of several statistics")
 
 
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> Result:
         raise UsageError("update.output", f"-o {args.output} is the Plan itself", hint="--in-place replaces it")
     progress = Progress()
     try:
-        chosen = Chosen(args.adapter, args.tokenizer, args.asset)
+        chosen = Chosen(args.adapter, args.tokenizer, args.asset, args.self_test)
         found = update(args.plan, args.checkpoint, args.output or args.plan, chosen, progress)
     finally:
         progress.close()

@@ -108,6 +108,18 @@ def test_the_same_checkpoint_gives_the_same_program(openpi: Old, tmp_path: Path)
     assert set(open_plan(tmp_path / "out.plan").evidence) == {"frtc", "source", "options", "config"}
 
 
+def test_a_new_self_test(openpi: Old, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The vectors that a compile makes; a Plan that does not say where its results lie cannot have them."""
+    out = tmp_path / "o.plan"
+    said = call(capsys, "update", openpi.plan, openpi.checkpoint, "-o", out, "--self-test", "--json").json()
+    assert said["tested"] and not said["changed"]
+    assert out.read_bytes() == openpi.plan.read_bytes()
+    update(openpi.plan, openpi.checkpoint, tmp_path / "untested.plan")
+    with pytest.raises(FrtcError) as refused:
+        update(tmp_path / "untested.plan", openpi.checkpoint, out, Chosen(self_test=True))
+    assert refused.value.code == "verify.no_vectors"
+
+
 def test_in_place_or_not_at_all(openpi: Old, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A checkpoint that turns out to be broken leaves the Plan as it was."""
     plan, bad = tmp_path / "p.plan", tmp_path / "bad"
