@@ -63,7 +63,7 @@ class Policy:
         """Open a Plan, check it from end to end, and put it on a device. Never falls back to the CPU.
 
         device     "cuda", "cuda:1", 1, or "cpu" for the emulator;  stream: a CUDA stream of the caller's
-        untested   accept kernels that nobody has run on such a GPU, and whose self-test has not passed on this one
+        untested   accept kernels that are not the default family's although their self-test has not passed on this GPU
         """
         ordinal = ordinal_of(device)
         plan = open_plan(path, verify=ordinal is None)  # a session compares the hashes while it uploads

@@ -27,7 +27,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N, or cpu: the emulator, slow and exact")
     parser.add_argument("--untested", action="store_true",
-                        help="run kernels that nobody has run on such a GPU, without their self-test")  # fmt: skip
+                        help="run kernels of --family native although their self-test has not passed here")  # fmt: skip
     given = parser.add_argument_group("observation", "what is not given is made from the seed")
     given.add_argument("--image", action="append", default=[], metavar="ROLE=FILE", help="a camera frame")
     given.add_argument("--state", type=Path, metavar="FILE", help=".npy, robot units")

@@ -1,4 +1,4 @@
-"""Kernels that nobody has run do not act on a GPU before their self-test has passed there; on a null driver."""
+"""Kernels of one architecture do not act on a GPU before their self-test has passed there; on a null driver."""
 
 from __future__ import annotations
 
@@ -40,15 +40,20 @@ def device(plan: Plan, monkeypatch: pytest.MonkeyPatch, folder: Path) -> NullApi
     return api
 
 
+def of_another_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Plans at hand, taken for Plans of kernels that are not the default."""
+    monkeypatch.setattr("frtc.proven.BASELINE", "another")
+
+
 @pytest.mark.parametrize(
     ("target", "family", "refused"),
     [("hopper", "baseline", False), ("hopper", "baseline+sm_90a", True), ("hopper", "sm_90a", True),
-     ("thor", "baseline", True), ("thor", "baseline+sm_110a", True)],
+     ("thor", "baseline", False), ("thor", "baseline+sm_110a", True)],
 )  # fmt: skip
 def test_what_needs_a_proof(
     target: str, family: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the target's evidence and the kernels' family; and nothing is uploaded before."""
+    """By the kernels' family; and nothing is uploaded before."""
     made = small_plan.program(target)
     assert bool(unproven(replace(made.target, family=family))) == refused
     small_plan.write(tmp_path / "a.plan", replace(made, target=replace(made.target, family=family)))
@@ -72,12 +77,13 @@ def test_a_passed_self_test_is_noted(
     """Refused; verified; acts; refused again on another GPU, and here after a self-test that failed."""
     plan = open_plan(demo.plan)
     api = device(plan, monkeypatch, tmp_path)
+    of_another_family(monkeypatch)
     outcomes: list[Outcome] = [PASSED, FAILED]
     monkeypatch.setattr(selftest, "check", lambda policy, progress: outcomes.pop(0))
 
     def require_refusal() -> None:
         said = call(capsys, "run", demo.plan)
-        assert (said.code, said.error) == (5, "plan.untested") and "compiles, not run" in said.err
+        assert (said.code, said.error) == (5, "plan.untested") and "not the default" in said.err
         assert f"`frtc verify {demo.plan} --self-test`" in said.err
 
     require_refusal()
@@ -101,6 +107,7 @@ def test_another_program_is_not_proven(tmp_path: Path, monkeypatch: pytest.Monke
     """The note is about one plan_id."""
     small_plan.write(tmp_path / "a.plan", small_plan.program("thor"))
     first = open_plan(tmp_path / "a.plan")
+    of_another_family(monkeypatch)
     device(first, monkeypatch, tmp_path / "cache")
     monkeypatch.setattr("frtc.proven.Path.is_file", lambda self: first.plan_id in self.name)
     executor_for(first, 0, untested=False).close()
