@@ -44,9 +44,15 @@ class Row:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Axes of the leaf, ordered so that each of its tensors is contiguous: layers, picked axes, the result's."""
-        own = [self.axes.index(letter) for letter in self.result.replace(" ", "")]
-        return (*(axis for axis in range(len(self.axes)) if axis not in own), *own)
+        """Permutation from the axes that `entry` leaves to the letters of `result`."""
+        left = [letter for letter in self.axes if letter in self.result]
+        return tuple(left.index(letter) for letter in self.result if letter != " ")
+
+    def entry(self, layer: int) -> tuple[int | slice, ...]:
+        """Index of the tensor of one layer into the leaf, or into a factor beside it."""
+        whole = slice(None)
+        index = [self.picks.get(axis, whole) for axis in range(len(self.axes))]
+        return (layer, *index[1:]) if self.layers else tuple(index)
 
     def shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
         """The tensor's shape, from what each letter counts."""

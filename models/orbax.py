@@ -1,8 +1,9 @@
 """Checkpoints of openpi's JAX models: an Orbax tree (OCDBT and zarr v2), shown under the names of openpi's torch files.
 
-A leaf holds all layers, often in one chunk of gigabytes. So it is unpacked once, chunk by chunk, into a scratch file in
-the order in which its tensors are contiguous; `read` returns views of that file. Memory in use is one decoded chunk (at
-least BATCH); the scratch files take as much disk as the leaves that span layers, and KEPT for the rest.
+A leaf holds all layers, often in one chunk of gigabytes. So it is decoded once, chunk by chunk, into a scratch file,
+and each tensor is arranged in another at its first use; `read` returns views. Memory in use is one decoded chunk, or
+BATCH where chunks are smaller. The scratch files take as much disk as the leaves whose chunks span layers, and KEPT for
+all others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -21,6 +23,7 @@ import numpy as np
 from frtc.errors import EnvironmentFault, FrtcError, nearest
 from frtc.models.checkpoint import BITS, NUMPY, Checkpoint, TensorInfo, read_json, require_finite
 from frtc.models.jax_names import LORAS, ROWS, Lora, Row, norms_of
+from frtc.models.lora import merge
 from frtc.models.scratch import Scratch
 
 Array = np.ndarray[Any, Any]
@@ -32,6 +35,7 @@ STATE = ("opt_state.", "step", "params.opt_state.")  # begin the paths of a trai
 ZARR = "/.zarray"
 TYPES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "i8", "uint8": "u8"}
 BATCH = 1 << 28  # bytes that are decoded at once where chunks are smaller
+BAND = 64  # elements
 SHOWN = 6  # rows of one error
 
 
@@ -62,7 +66,7 @@ class OrbaxCheckpoint(Checkpoint):
     def __init__(self, path: Path, tree: Path) -> None:
         self._leaves = read_leaves(tree)
         self._rows, self._loras = _complete(self._leaves)
-        extents = _extents(self._leaves, self._rows, self._loras)
+        self._extents = extents = _extents(self._leaves, self._rows, self._loras)
         self._places: dict[str, tuple[Row, int]] = {}
         tensors: dict[str, TensorInfo] = {}
         for row in self._rows:
@@ -78,7 +82,7 @@ class OrbaxCheckpoint(Checkpoint):
             tensors[leaf.path] = TensorInfo(leaf.path, leaf.dtype, leaf.shape, tree / MANIFEST, 0, 0)
         super().__init__(path, tuple(f for f in (tree / METADATA, tree / MANIFEST) if f.is_file()), tensors)
         self.folder = tree.parent
-        self._scratch, self._busy = Scratch(), Lock()
+        self._scratch, self._decoding = Scratch(), Lock()
 
     def header(self, file: Path) -> bytes:
         """The manifest names the root of all data by its random name, so the two small files identify the tree."""
@@ -87,64 +91,82 @@ class OrbaxCheckpoint(Checkpoint):
     def read(self, name: str) -> Array:
         """The tensor, read-only; NaN or infinity is an error."""
         row, layer = self._places[name]
-        with self._busy:
-            array = self._tensor(row, layer) if row.leaf not in self._loras else self._merged(row, layer)
-            array = array.reshape(self.tensors[name].shape)
-            if name not in self._checked and self.tensors[name].dtype in BITS:
-                require_finite(self.tensors[name], array.reshape(-1))
-                self._checked.add(name)
+        array = self._tensor(row, layer) if row.leaf not in self._loras else self._merged(row, layer)
+        array = array.reshape(self.tensors[name].shape)
+        if name not in self._checked and self.tensors[name].dtype in BITS:
+            require_finite(self.tensors[name], array.reshape(-1))
+            self._checked.add(name)
         array.flags.writeable = False
         return array
 
     def _tensor(self, row: Row, layer: int) -> Array:
-        """The tensor with the letters of `row.result` as its axes."""
+        """The tensor with the letters of `row.result` as its axes, contiguous."""
         leaf = self._leaves[row.leaf]
         together = leaf.chunk[0] if row.layers else leaf.shape[0]
         first = layer // together * together
-        slab = self._slab(leaf, row.order, first, together, keep=row.layers and together > 1)
-        tensor: Array = slab[(*([layer - first] if row.layers else []), *row.picks.values())]
-        return tensor
 
-    def _slab(self, leaf: Leaf, order: tuple[int, ...], first: int, count: int, keep: bool) -> Array:
-        """Entries [first, first + count) of the leaf's first axis, the axes in `order` of memory."""
+        def entry() -> Array:
+            slab = self._slab(leaf, first, together, keep=row.layers and together > 1)
+            return slab[row.entry(layer - first)].transpose(row.order)
+
+        if row.order == tuple(sorted(row.order)):
+            return entry()
+        shape, dtype = self._shape(row), NUMPY[leaf.dtype]
+        return self._scratch.get((row.name, layer), shape, dtype, lambda out: arrange(entry(), out), keep=False)
+
+    def _shape(self, row: Row) -> tuple[int, ...]:
+        return tuple(self._extents[letter] for letter in row.result if letter != " ")
+
+    def _slab(self, leaf: Leaf, first: int, count: int, keep: bool) -> Array:
+        """Entries [first, first + count) of the leaf's first axis."""
         stop = min(first + count, leaf.shape[0])
-        shape = (stop - first, *leaf.shape[1:])
+        shape, dtype = (stop - first, *leaf.shape[1:]), NUMPY[leaf.dtype]
 
         def fill(out: Array) -> None:
-            _unpack(leaf, first, stop, out.transpose(np.argsort(order)))
+            with self._decoding:  # one at a time: a chunk may be gigabytes
+                _unpack(leaf, first, stop, out)
 
-        shape = tuple(shape[axis] for axis in order)
-        return self._scratch.get((leaf.path, first), shape, NUMPY[leaf.dtype], fill, keep)
+        return self._scratch.get((leaf.path, first), shape, dtype, fill, keep)
 
     def _merged(self, row: Row, layer: int) -> Array:
         """weight + a b in float64, the letters of `row.result` as its axes."""
         lora = self._loras[row.leaf]
-        weight = self._tensor(row, layer)
 
         def fill(out: Array) -> None:
-            factors = [self._factor(name, row, layer) for name in (lora.a_leaf, lora.b_leaf)]
-            out[...] = product(lora, row, *factors)
-            out += weight
+            a, b = (self._factor(name, row, layer) for name in (lora.a_leaf, lora.b_leaf))
+            add_product(lora, row, self._tensor(row, layer), a, b, out)
 
-        return self._scratch.get((row.name, layer), weight.shape, np.dtype(np.float64), fill, keep=False)
+        key = (row.name, layer, "merged")
+        return self._scratch.get(key, self._shape(row), np.dtype(np.float64), fill, keep=False)
 
     def _factor(self, name: str, row: Row, layer: int) -> Array:
         """What one factor holds for a tensor: f64, without the axes of layers and picked entries."""
         leaf = self._leaves[name]
-        whole = self._slab(leaf, tuple(range(len(leaf.shape))), 0, leaf.shape[0], keep=True)
-        factor: Array = whole[(layer, *row.picks.values())].astype(np.float64)
+        factor: Array = self._slab(leaf, 0, leaf.shape[0], keep=True)[row.entry(layer)].astype(np.float64)
         return factor
 
 
-def product(lora: Lora, row: Row, a: Array, b: Array) -> Array:
-    """The product of both factors of one tensor, with the letters of the row's result as its axes."""
-    gone = {0, *row.picks}
-    letters = ["".join(x for axis, x in enumerate(text) if axis not in gone) for text in (lora.a, lora.b)]
+def add_product(lora: Lora, row: Row, weight: Array, a: Array, b: Array, out: Array) -> None:
+    """out = weight + a b, all with their own letters as axes, of one tensor.
+
+    Heads that both factors have stay apart: for each, [out, in] + [out, rank] [rank, in] as in torch adapters.
+    """
+    letters = ["".join(x for axis, x in enumerate(text) if axis not in {0, *row.picks}) for text in (lora.a, lora.b)]
     for letter in lora.alone:
-        b = b.sum(axis=letters[1].index(letter))
+        b = reduce(np.add, np.moveaxis(b, letters[1].index(letter), 0))
         letters[1] = letters[1].replace(letter, "")
-    found: Array = np.einsum(f"{letters[0]},{letters[1]}->{row.result.replace(' ', '')}", a, b, optimize=True)
-    return found
+    rank = letters[0][-1]
+    result = [x for x in row.result if x != " "]
+    heads = [x for x in result if x in letters[0] and x in letters[1]]
+    inner, outer = ([x for x in result if x in text and x not in heads] for text in letters)
+    assert result == [*heads, *outer, *inner], "the table's order"
+    a = a.transpose([letters[0].index(x) for x in (*heads, rank, *inner)])
+    b = b.transpose([letters[1].index(x) for x in (*heads, *outer, rank)])
+    batch, r = math.prod(a.shape[: len(heads)]), a.shape[len(heads)]
+    a, b = a.reshape(batch, r, -1), b.reshape(batch, -1, r)
+    into = out.reshape(batch, b.shape[1], a.shape[2])
+    for one, w, left, right in zip(into, weight.reshape(into.shape), a, b, strict=True):
+        one[...] = merge(w, left, right, 1.0)
 
 
 def tensorstore() -> Any:
@@ -272,8 +294,14 @@ def _extents(leaves: Mapping[str, Leaf], rows: Sequence[Row], loras: Mapping[str
     return {letter: extent for letter, (extent, _) in extents.items()}
 
 
+def arrange(source: Array, out: Array) -> None:
+    """Copies between two orders of the axes, in bands: whole rows would touch more pages than fit in the caches."""
+    for first in range(0, out.shape[-1], BAND):
+        out[..., first : first + BAND] = source[..., first : first + BAND]
+
+
 def _unpack(leaf: Leaf, first: int, stop: int, out: Array) -> None:
-    """Decodes entries [first, stop) of the first axis into `out`, which has the leaf's axes and any strides."""
+    """Decodes entries [first, stop) of the first axis into `out`."""
     ts = tensorstore()
     target = ts.array(out)
     limits = [(first, stop), *((0, extent) for extent in leaf.shape[1:])]

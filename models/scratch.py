@@ -6,8 +6,9 @@ import math
 import mmap
 import os
 import tempfile
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -21,22 +22,31 @@ KEPT = 6 << 30  # bytes of arrays that may be made again; the oldest leave first
 
 
 class Scratch:
-    """Arrays by key, each made at its first use. A view of an array that has left stays valid."""
+    """Arrays by key, each made once at its first use, from any thread. A view of an array that has left stays valid."""
 
     def __init__(self, limit: int = KEPT) -> None:
         self._arrays: OrderedDict[Hashable, tuple[Array, bool]] = OrderedDict()
         self._limit = limit
+        self._busy = Lock()
+        self._making: defaultdict[Hashable, Lock] = defaultdict(Lock)
 
-    def get(self, key: Hashable, shape: tuple[int, ...], dtype: np.dtype[Any], fill: Callable[[Array], None],
-            keep: bool) -> Array:  # fmt: skip
-        """The array of `key`, filled at its first use; with `keep` it never leaves."""
-        if key not in self._arrays:
+    def get(
+        self, key: Hashable, shape: tuple[int, ...], dtype: np.dtype[Any], fill: Callable[[Array], None], keep: bool
+    ) -> Array:
+        """The array of `key`, filled at its first use; with `keep` it never leaves. `fill` may ask for other keys."""
+        with self._busy:
+            making = self._making[key]
+        with making:
+            with self._busy:
+                if key in self._arrays:
+                    self._arrays.move_to_end(key)
+                    return self._arrays[key][0]
             array = allocate(shape, dtype)
             fill(array)
-            self._arrays[key] = array, keep
-            self._evict()
-        self._arrays.move_to_end(key)
-        return self._arrays[key][0]
+            with self._busy:
+                self._arrays[key] = array, keep
+                self._evict()
+            return array
 
     def _evict(self) -> None:
         """The newest stays, whatever its size."""

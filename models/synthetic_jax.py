@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from frtc.models.jax_names import ROWS, Lora, Row
-from frtc.models.orbax import MANIFEST, METADATA, ROOT, TRAINER, tensorstore
+from frtc.models.orbax import MANIFEST, METADATA, ROOT, TRAINER, arrange, tensorstore
 from frtc.models.scratch import allocate
 from frtc.models.synthetic import NUMPY, Drawn, bits, known, pieces, tensors, uniform
 
@@ -83,17 +83,25 @@ def write(
             names = {row: list(_names(row, drawn)) for row in (first, *more)}
             if not names[first]:
                 continue
-            array = allocate(_shape(first, len(more) + 1, len(names[first]), extents), NUMPY[dtype])
+            counted = {**extents, **dict.fromkeys("0123456789", len(names))}
+            array = allocate(tuple(counted[letter] for letter in first.axes), NUMPY[dtype])
 
             def fill(t: Drawn, place: Array) -> None:
-                rows = place.reshape(t.shape[0], -1)
+                made = place if place.flags.c_contiguous else np.empty(place.shape, place.dtype)
+                by_row = made.reshape(t.shape[0], -1)
                 for at, values in pieces(seed, t, spec):
-                    rows[at : at + len(values)] = values
+                    by_row[at : at + len(values)] = values
+                if made is not place:
+                    arrange(made, place)
 
-            places = [(t, array[index]) for row in names for t, index in zip(names[row], _indices(row), strict=False)]
+            places = [
+                (t, array[row.entry(layer)].transpose(row.order))
+                for row, found in names.items()
+                for layer, t in enumerate(found)
+            ]
             for done in [pool.submit(fill, *place) for place in places]:
                 done.result()
-            writer.write(leaf, first.axes, array.transpose(np.argsort(first.order)), dtype)
+            writer.write(leaf, first.axes, array, dtype)
     for lora in loras:
         for name, axes in ((lora.a_leaf, lora.a), (lora.b_leaf, lora.b)):
             shape = tuple({**extents, "t": 2, lora.a[-1]: lora.rank}[letter] for letter in axes)
@@ -120,16 +128,3 @@ def _names(row: Row, drawn: Mapping[str, Drawn]) -> Iterable[Drawn]:
         if name not in drawn:
             return
         yield drawn[name]
-
-
-def _shape(row: Row, entries: int, layers: int, extents: Mapping[str, int]) -> tuple[int, ...]:
-    """Of the leaf, its axes in the order of memory."""
-    counted = {**extents, **dict.fromkeys("0123456789", entries)}
-    letters = [row.axes[axis] for axis in row.order]
-    return tuple(counted[letter] if axis or not row.layers else layers for axis, letter in enumerate(letters))
-
-
-def _indices(row: Row) -> Iterable[tuple[int, ...]]:
-    """Where each layer's tensor lies in the array of `_shape`."""
-    picked = tuple(row.picks.values())
-    return ((layer, *picked) for layer in itertools.count()) if row.layers else iter([picked])
