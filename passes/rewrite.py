@@ -52,6 +52,13 @@ def count(name: str) -> None:
         counter[name] += 1
 
 
+def record(name: str, old: Node, new: Node) -> None:
+    """As `count`, and whoever watches sees the rewrite."""
+    count(name)
+    if (watch := WATCH.get()) is not None:
+        watch(name, old, new)
+
+
 def _index(rule_lists: Sequence[Rules]) -> dict[str, list[tuple[str, Any, Callable[..., Node | None], set[str]]]]:
     table: dict[str, list[tuple[str, Any, Callable[..., Node | None], set[str]]]] = {}
     for rules in rule_lists:
@@ -108,10 +115,8 @@ class _Sweep:
                     continue
                 if new.type != node.type:
                     raise Invalid(f"rule {name} changes {node.op} : {node.type} into {new.op} : {new.type}")
-                count(name)
                 new = _located(new, node)
-                if (watch := WATCH.get()) is not None:
-                    watch(name, node, new)
+                record(name, node, new)
                 return new
         return None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from frtc.lowering.ir import Graph, Module, Node, Repeat, Step, While, rebuild, walk
 from frtc.lowering.ops import concat, linear, reshape, slice_
 from frtc.passes.hoist import written
-from frtc.passes.rewrite import count
+from frtc.passes.rewrite import record
 
 
 def split_linears(module: Module) -> Module:
@@ -71,9 +71,9 @@ def _parted(node: Node, x: Node, moved: list[Node | None]) -> Node:
             kept.append((part, columns))
         else:
             bias = linear(row, columns, bias, dtype="f32", loc=node.loc)
-    count("split_linears")
     parts, weights = zip(*kept, strict=True)
     inner = parts[0] if len(parts) == 1 else concat(*parts, axis=-1)
     stacked = weights[0] if len(weights) == 1 else concat(*weights, axis=-1)
     result: Node = linear(inner, stacked, bias, residual, gate, act=node["act"], dtype=node.dtype, loc=node.loc)
+    record("split_linears", node, result)
     return result
