@@ -65,9 +65,9 @@ def figures() -> Iterator[dict[str, Any]]:
     (ROOT / "bench" / "results" / "full_compile.json").write_text(text + "\n")
 
 
-def synthetic(folder: Path, dtype: str) -> Path:
-    checkpoint = folder / f"pi05-{dtype}"
-    layout = ("pi05", "--layout", "openpi", "--size", "full", "--seed", "0", "--dtype", dtype)
+def synthetic(folder: Path, dtype: str, seed: int = 0) -> Path:
+    checkpoint = folder / f"pi05-{dtype}{f'-{seed}' if seed else ''}"
+    layout = ("pi05", "--layout", "openpi", "--size", "full", "--seed", str(seed), "--dtype", dtype)
     if not checkpoint.exists():
         watch(["-m", "frtc.models.synthetic", *layout, "-o", str(checkpoint)])
     return checkpoint
