@@ -12,12 +12,13 @@ import torch
 from torch.nn import functional as F
 from torch.utils import _pytree
 
+from frtc.compiler import CompileOptions, open_model
 from frtc.errors import FrtcError
 from frtc.models import detect, smolvla
 from frtc.models.checkpoint import Checkpoint, TensorInfo
 from frtc.models.siglip import squares
 from frtc.models.smolvla_config import CONNECTOR, EXPERT, LM_HEAD, PREFIX, VISION, full
-from frtc.models.synthetic import tensors
+from frtc.models.synthetic import tensors, write_checkpoint
 from tests.models import smolvla_truth
 from tests.models.mutants_smolvla import MUTANTS
 from tests.models.smolvla_truth import CASES, FOLDER, Case, end_to_end_error, step_errors
@@ -177,6 +178,16 @@ def test_full_size_is_the_real_layout() -> None:
 def test_sizes_come_from_the_tensors() -> None:
     config, _ = read(headers(), tokenizer_max_length=48, chunk_size=10, num_steps=10)
     assert replace(config, views=2) == smolvla.tiny()
+
+
+def test_a_written_checkpoint_opens(tmp_path: Path) -> None:
+    """Weights, config.json, statistics and a tokenizer without BOS: everything that compiling reads."""
+    write_checkpoint(tmp_path / "ckpt", "lerobot", "tiny", kind="smolvla")
+    opened = open_model(tmp_path / "ckpt", CompileOptions())
+    assert opened.model.name == "smolvla" and not opened.assumed
+    assert opened.config == replace(smolvla.tiny(), views=3)
+    values = next(iter(tensors(smolvla.tiny(), "lerobot", "bf16", "smolvla")))
+    assert opened.checkpoint.read(values.name).dtype == {"f32": "float32", "bf16": "bfloat16"}[values.dtype]
 
 
 def test_names_of_a_compiled_model() -> None:
