@@ -8,7 +8,6 @@ evaluates again for another checkpoint, and what `explain` shows. Scalar literal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from frtc.lowering.ir import Graph, Module, Node, rebuild, weight
@@ -75,8 +74,3 @@ def _unique(name: str, taken: set[str]) -> str:
         candidate = f"{name}~{number}"
     taken.add(candidate)
     return candidate
-
-
-def used_tensors(weights: Graph) -> Mapping[str, Node]:
-    """Parameters that the weights read, by name."""
-    return {n["key"]: n for n in weights.nodes if n.op == "tensor"}

@@ -17,7 +17,7 @@ from frtc import compiler
 from frtc.codegen import build
 from frtc.codegen.plan_writer import PlanWriter
 from frtc.codegen.recipe import RECIPE
-from frtc.compiler import CompileOptions, compile
+from frtc.compiler import CompileOptions, compile, silent
 from frtc.errors import FrtcError
 from frtc.models.checkpoint import SINGLE, open_checkpoint
 from frtc.models.lora import TENSORS
@@ -26,6 +26,7 @@ from frtc.models.synthetic import write_checkpoint
 from frtc.policy_options import PolicyOptions
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.update import Chosen, update
+from frtc.verify import reference_of
 from tests.cli.face import call
 from tests.conftest import Demo
 
@@ -213,6 +214,7 @@ def test_an_adapter_by_option_beside_the_base_or_merged_before(tmp_path: Path) -
     found = update(tmp_path / "base.plan", base, out, Chosen(adapter=lora))
     assert out.read_bytes() == (tmp_path / "compiled.plan").read_bytes()
     assert ("adapter", "7 tensors merged, rank 4, 0 replaced", TENSORS) in found.facts
+    assert reference_of(wanted, base, silent, lora).opened.facts[0].name == "adapter"
     shown, merged = open_checkpoint(base, lora), tmp_path / "merged"
     shutil.copytree(base, merged)
     save_file({name: np.array(shown.read(name)) for name in shown.tensors}, merged / SINGLE)
