@@ -68,11 +68,17 @@ test-oracle: oracle-venv
 gpu-kernels:
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu tests/kernels tests/runtime tests/truth
 
+# One policy: pi05, pi0 or smolvla. `gpu-all`: checks and times of those beside Pi0.5, in nine minutes.
+POLICY ?= pi05
+
 gpu-model:
-	PYTHONPATH=. $(PYTHON) -m bench.gpu_model
+	PYTHONPATH=. $(PYTHON) -m bench.gpu_model --policy $(POLICY)
 
 gpu-bench:
-	PYTHONPATH=. $(PYTHON) -m bench.gpu_bench
+	PYTHONPATH=. $(PYTHON) -m bench.gpu_bench --policy $(POLICY)
+
+gpu-all:
+	PYTHONPATH=. $(PYTHON) -m bench.gpu_all
 
 # What `frtc models` says was measured: after every bench, from bench/results.
 measured: setup

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class Job:
 
 
 def start(job: Job, clock: Clock) -> None:
-    job.compiling = clock.attempt(f"{job.policy}: checkpoint", lambda: Compiling(job.shapes))
+    job.compiling = clock.attempt(f"{job.policy}: checkpoint", partial(Compiling, job.shapes))
 
 
 def prepare(job: Job, device: str, clock: Clock) -> None:
@@ -79,13 +80,11 @@ def prepare(job: Job, device: str, clock: Clock) -> None:
         return
     shape = job.shapes[0]
     label = f"{job.policy}: references"
-    job.references = clock.attempt(label, lambda: references(shape, lengths_of(shape), device), 200)
+    job.references = clock.attempt(label, partial(references, shape, lengths_of(shape), device), 200)
     if device == "cuda":
         torch.cuda.empty_cache()
     for name, (title, make) in RIVALS[job.policy].items():
-        rival = clock.attempt(
-            f"{job.policy}: build {name}", lambda n=name, t=title, m=make: built(t, n, m, device), 200
-        )
+        rival = clock.attempt(f"{job.policy}: build {name}", partial(built, title, name, make, device), 200)
         job.rivals += [rival] if rival is not None else []
 
 
@@ -94,7 +93,7 @@ def measure(job: Job, device: str, clock: Clock, inferences: int) -> None:
     if job.compiling is None:
         return
     compiling, shape = job.compiling, job.shapes[0]
-    seconds = {str(s): clock.attempt(f"{job.policy}: compile {s}", lambda s=s: compiling.wait(s)) for s in job.shapes}
+    seconds = {str(s): clock.attempt(f"{job.policy}: compile {s}", partial(compiling.wait, s)) for s in job.shapes}
     shapes = [s for s in job.shapes if seconds[str(s)] is not None]
     about = report.about(MODULE, device) | {"compile_seconds": seconds}
     if shape not in shapes:
@@ -103,7 +102,7 @@ def measure(job: Job, device: str, clock: Clock, inferences: int) -> None:
     def checks() -> dict[str, Any]:
         result = about | {"policy": job.policy, "shape": str(shape)}
         result |= check(open_plan(plan_path(shape)), job.references or [], device, inferences)
-        report.write(file_name(shape), result)
+        report.write(file_name("gpu_model", shape), result)
         return dict(result["passed"])
 
     def times() -> dict[str, bool]:

@@ -130,7 +130,7 @@ def steady(executor: Executor, plan: Plan, inputs: Inputs, counting: Counting, c
     variants = [
         inputs
         | {"n": np.array(n, np.int32), "tokens": rng.permutation(inputs["tokens"])}
-        | {name: rng.standard_normal(inputs[name].shape).astype(np.float32) for name in changed}
+        | {name: rng.standard_normal(inputs[name].shape, np.float32) for name in changed}
         for n in rng.integers(1, budget + 1, 8)
     ]
     first = [alone(plan, v, executor) for v in variants]
@@ -199,8 +199,8 @@ def lengths_of(shape: Shape) -> tuple[int, int]:
     return shape.prompt, max(1, shape.prompt // 4)
 
 
-def file_name(shape: Shape) -> str:
-    return f"gpu_model_{shape.policy}" + ("" if shape.size == "full" else f"_{shape.size}")
+def file_name(kind: str, shape: Shape) -> str:
+    return f"{kind}_{shape.policy}" + ("" if shape.size == "full" else f"_{shape.size}")
 
 
 def main() -> int:
@@ -216,10 +216,10 @@ def main() -> int:
     compiling = Compiling([shape])
     found = references(shape, lengths_of(shape), arguments.device)  # while the Plan is compiled
     seconds = compiling.wait(shape)
-    result = {"policy": shape.policy, "shape": str(shape), "compile_seconds": seconds}
+    result: dict[str, Any] = {"policy": shape.policy, "shape": str(shape), "compile_seconds": seconds}
     result |= check(open_plan(plan_path(shape)), found, arguments.device, arguments.inferences)
     result |= report.about("bench.gpu_model", arguments.device) | {"seconds": time.perf_counter() - started}
-    print(report.write(file_name(shape), result).read_text())
+    print(report.write(file_name("gpu_model", shape), result).read_text())
     return 0 if all(result["passed"].values()) else 3
 
 

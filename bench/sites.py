@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -129,15 +129,16 @@ def table() -> str:
 
 def show(shape: Shape, arch: str) -> None:
     """Every distinct site with its count, the kernel taken and the cost model's estimate."""
-    target, totals = target_named(arch), Counter[str]()
+    target, totals, nodes = target_named(arch), defaultdict[str, float](float), Counter[str]()
     print(f"{'stage':<14} {'count':>5} {'us':>7} {'all us':>8}  kernel, site")
     for use in distinct(uses(shape, arch, layers=1000)):
         choice = CATALOG.select(use.site, target)
         totals[use.stage] += choice.cost_us * use.count
+        nodes[use.stage] += len(choice.kernel.stages(use.site, choice.config, target)) * use.count
         figures = f"{use.count:5d} {choice.cost_us:7.1f} {choice.cost_us * use.count:8.0f}"
         print(f"{use.stage:<14} {figures}  {label(choice.kernel, choice.config)}: {describe(use.site)}")
     for stage, us in totals.items():
-        print(f"{stage:<14} {us / 1e3:8.2f} ms estimated")
+        print(f"{stage:<14} {us / 1e3:8.2f} ms estimated, {nodes[stage]} graph nodes")
 
 
 def main() -> int:

@@ -1,0 +1,112 @@
+"""What runs on a GPU, rehearsed by the emulator at size tiny: checks, times, rivals; one fault costs one row."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench import gpu_all, gpu_bench, gpu_model
+from bench.full_model import Shape, compiled, plan_path
+from bench.rivals import pi0_torch, pi05_torch
+from frtc.runtime.plan_file import Plan, open_plan
+
+LENGTHS = (12, 3)
+
+
+def tiny_plan(policy: str) -> tuple[Shape, Plan]:
+    shape = Shape(policy, prompt=12, horizon=10, size="tiny")
+    if not plan_path(shape).exists():
+        compiled(shape)
+    return shape, open_plan(plan_path(shape))
+
+
+def test_a_plan_passes_its_checks(policy: str) -> None:
+    """SmolVLA's tiny weights magnify the rounding of bf16 (1e-1 in PyTorch too); at full size they do not."""
+    shape, plan = tiny_plan(policy)
+    result = gpu_model.check(plan, gpu_model.references(shape, LENGTHS, "cpu"), "cpu", 4)
+    assert result["passed"]["steady"] and result["steady"]["distinct"] == 8
+    assert [row["valid_tokens"] for row in result["accuracy"]] == list(LENGTHS)
+    for row in result["accuracy"]:
+        assert len(row["velocity_errors"]) == len(row["eager_bf16_errors"]) == 10
+        assert 0 < max(row["velocity_errors"]) <= (0.3 if policy == "smolvla" else gpu_model.ABSOLUTE)
+    assert result["graph_nodes"] > 100
+
+
+def test_another_reference_fails_the_checks(policy: str) -> None:
+    shape, plan = tiny_plan(policy)
+    (found,) = gpu_model.references(shape, LENGTHS[:1], "cpu")
+    other = replace(found, inputs=found.inputs | {"images": found.inputs["images"][::-1].copy()})
+    result = gpu_model.check(plan, [other], "cpu", 1)
+    assert not result["passed"]["absolute"] and not result["passed"]["ratio"]
+
+
+def test_times_of_a_plan_and_its_rivals(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.full_model.SCRATCH", scratch)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    shape, _ = tiny_plan("smolvla")
+    ((label, (name, make)),) = gpu_bench.RIVALS["smolvla"].items()
+    rival = gpu_bench.built(name, label, make, "cpu")
+    counts = gpu_bench.REHEARSAL
+    bars = gpu_bench.bench("smolvla", [shape], [rival], "cpu", counts, {"device": "none"})
+    written = json.loads((tmp_path / "gpu_bench_smolvla_tiny.json").read_text())
+    ours, theirs = written["rows"]
+    assert bars["graph nodes"] and written["policy"] == "smolvla" and theirs["shape"] == "v2-p48-c50"
+    assert {"vision", "prefix", "denoise"} <= ours["parts_us"].keys() and ours["device_us"]["p50"] > 0
+    assert ours["changing_prompts_us"]["count"] == counts.changing
+
+
+@pytest.mark.parametrize("model", [pi05_torch.Pi05, pi0_torch.Pi0])
+def test_rivals_run(model: Any) -> None:
+    shape = pi05_torch.Shape(1, 4, 3, steps=2, vision_layers=1, layers=2, device="cpu")
+    with torch.no_grad():
+        rival = model(shape)
+        rival.run()
+        first = rival.out.clone()
+        rival.run()
+    assert first.shape == (3, 32) and torch.isfinite(first).all()
+    assert torch.equal(first, rival.out) and not torch.equal(first, rival.noise)
+
+
+def test_the_rivals_state_token_is_seen_by_actions_alone() -> None:
+    """A change of the state moves every action and no key of the prefix."""
+    with torch.no_grad():
+        rival = pi0_torch.Pi0(pi05_torch.Shape(1, 4, 3, steps=1, vision_layers=1, layers=2, device="cpu"))
+        rival.run()
+        before, keys = rival.out.clone(), rival.keys[1].clone()
+        rival.state += 1
+        rival.run()
+    prefix = rival.shape.prefix
+    assert torch.equal(rival.keys[1][:prefix], keys[:prefix])
+    assert not torch.equal(rival.keys[1][prefix], keys[prefix])
+    assert (rival.out != before).any(dim=1).all()
+
+
+def test_a_fault_costs_one_result(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = gpu_all.Clock(60.0)
+    assert clock.attempt("bad", lambda: 1 // 0) is None
+    assert clock.attempt("good", lambda: 7) == 7
+    assert clock.attempt("late", lambda: 7, least=100.0) is None
+    assert clock.failed == ["bad", "late: no time"]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_what_fails_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Plan that cannot be compiled: no result is written, the label says so."""
+    monkeypatch.setenv("OUT", str(tmp_path))
+    job, clock = gpu_all.Job("pi0", (Shape("pi0"),)), gpu_all.Clock(60.0)
+    job.compiling = SimpleNamespace(wait=lambda shape: 1 // 0)  # type: ignore[assignment]
+    gpu_all.measure(job, "cpu", clock, 1)
+    assert clock.failed == ["pi0: compile v2-p48-c50"] and not list(tmp_path.iterdir())
+
+
+def test_relative_error_of_what_is_not_finite() -> None:
+    one = np.ones(3, np.float32)
+    assert gpu_model.relative_error(one, one) == 0
+    assert gpu_model.relative_error(np.array([1, np.nan, 1], np.float32), one) == float("inf")
