@@ -104,18 +104,19 @@ class SiglipLayer(nn.Module):
 
 
 class Siglip(nn.Module):
-    """Patch embedding and positions in float32, the layers in `dtype`, then the last LayerNorm."""
+    """Patch embedding and positions in `stem`, the layers in `dtype`, then the last LayerNorm."""
 
-    def __init__(self, c: SiglipConfig, dtype: torch.dtype) -> None:
+    def __init__(self, c: SiglipConfig, dtype: torch.dtype, stem: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.dtype = dtype
-        self.patch = nn.Conv2d(3, c.width, c.patch, stride=c.patch)
-        self.position = nn.Parameter(torch.zeros(c.tokens, c.width))
+        self.patch = nn.Conv2d(3, c.width, c.patch, stride=c.patch, dtype=stem)
+        self.position = nn.Parameter(torch.zeros(c.tokens, c.width, dtype=stem))
         self.layers = nn.ModuleList(SiglipLayer(c, dtype) for _ in range(c.layers))
         self.norm = nn.LayerNorm(c.width, EPS, dtype=dtype)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """pixels f32 [V, edge, edge, 3] in [-1, 1] -> [V, T, W]"""
+        pixels = pixels.to(self.position.dtype)
         x = self.patch(pixels.permute(0, 3, 1, 2)).flatten(2).transpose(1, 2) + self.position
         x = x.to(self.dtype)
         for layer in self.layers:

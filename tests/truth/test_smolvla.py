@@ -109,8 +109,13 @@ def traced() -> Module:
 def expected_calls(c: SmolVlaConfig) -> dict[str, Counter[str]]:
     """What every layer costs, whatever the sizes; the last prefix layer makes keys and values only."""
     v, p, e, x = c.vision.layers, c.prefix.layers - 1, c.expert.layers, sum(c.cross)
-    vision = {"linear": 4 * v + 2, "layer_norm": 2 * v + 1, "attention": v, "pointwise": 1}  # positions
-    vision |= {"copy": 2}  # pictures to patches, patches to squares
+    vision = {
+        "linear": 4 * v + 2,
+        "layer_norm": 2 * v + 1,
+        "attention": v,
+        "pointwise": 2,
+    }  # pictures to patches, positions
+    vision |= {"copy": 1}  # patches to squares
     prefix = {"linear": 3 * p + 1 + 1, "rms_norm": 2 * p + 1, "attention": p, "gated_linear": p, "rope_qkv": p}
     prefix |= {"rope": 1, "embedding": 1, "pointwise": 6}  # rows that count; rotation by the prompt's length
     once = {"linear": 2 * x, "pointwise": 5}
