@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+from frtc.cli import main
 from frtc.compiler import CompileOptions, compile, open_model, source_of
 from frtc.errors import EnvironmentFault, FrtcError
 from frtc.models import detect, load_models, orbax, scratch, synthetic_jax
@@ -154,6 +155,22 @@ def test_plans_from_all_layouts_are_one_program(tiny: Path, tmp_path: Path) -> N
     for kind, layouts in (("pi05", ("torch", "jax", "trainer")), ("pi0", ("torch", "trainer"))):
         plans = [compile(tiny / kind / layout, "hopper", tmp_path / layout, options).plan_id for layout in layouts]
         assert len(set(plans)) == 1, kind
+
+
+def test_commands_take_a_tree(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """check, explain; compile from a trainer's step, verify against the published tree of the same weights."""
+    jax, plan = tiny / "pi05" / "jax", tmp_path / "a.plan"
+    sizes = ("--views", "1", "--horizon", "4", "--steps", "2")
+
+    def said(*command: object) -> Any:
+        assert main([*map(str, command), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    checked = said("check", jax / "params", "--weights")
+    assert (checked["model"], checked["tensors"]) == ("pi05", len(open_checkpoint(jax).tensors))
+    assert said("explain", jax, "--arch", "hopper", *sizes)["nodes"]
+    said("compile", tiny / "pi05" / "trainer", "--arch", "hopper", "-o", plan, *sizes)
+    assert said("verify", plan, jax / "params", "--device", "cpu")["failed"] == []
 
 
 def test_a_chunk_is_decoded_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
