@@ -9,17 +9,21 @@ import pytest
 import torch
 
 from frtc.codegen.build import Built
+from frtc.codegen.fusible import implements
 from frtc.codegen.nvrtc import Job, compile_all
+from frtc.explain import FUSED, LAUNCH, explain
 from frtc.kernels.targets import load_targets
-from frtc.lowering.ir import Module
+from frtc.lowering.ir import Module, fresh_nodes
+from frtc.lowering.text import parse_module, show_module
 from frtc.models import pi, pi0
 from frtc.models.pi import PiConfig
+from frtc.passes.standard import pipeline
 from frtc.runtime.plan import STATE
 from frtc.trace import trace
 from tests.truth.emulated import built_for
 from tests.truth.traced import optimised
 
-TARGETS = load_targets()
+TARGETS, BASELINE = load_targets(), ("baseline",)
 
 
 @cache
@@ -93,6 +97,16 @@ def test_keys_of_prefix_state_and_actions_are_one_buffer() -> None:
     for whole, part in zip(keys, own, strict=False):
         assert whole is not None and part is not None and whole.buffer is part.buffer
         assert whole.buffer.space == STATE and whole.strided.offset == part.strided.offset
+
+
+def test_explain_says_what_became_of_the_time_mlp() -> None:
+    target, text = TARGETS["hopper"], show_module(traced())
+    with fresh_nodes():
+        found = explain(parse_module(text), pipeline(implements(target)), target, BASELINE)
+    assert sum(found.counts().values()) == len(found.nodes)
+    by_module = {fate.loc.split(" ")[0]: fate for fate in found.nodes if fate.op == "linear"}
+    assert (by_module["action_in"].outcome, by_module["action_in"].rules) == (FUSED, ("fold_linear_into_linear",))
+    assert (by_module["mlp_in"].outcome, by_module["mlp_in"].rules[0]) == (LAUNCH, "split_linears")
 
 
 # --- launches -----------------------------------------------------------------------------------------------------
