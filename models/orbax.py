@@ -22,6 +22,7 @@ import numpy as np
 
 from frtc.errors import EnvironmentFault, FrtcError, nearest
 from frtc.models.checkpoint import BITS, NUMPY, Checkpoint, TensorInfo, read_json, require_finite
+from frtc.models.evidence import Fact
 from frtc.models.jax_names import LORAS, ROWS, Lora, Row, norms_of
 from frtc.models.lora import merge
 from frtc.models.scratch import Scratch
@@ -36,6 +37,7 @@ ZARR = "/.zarray"
 TYPES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "i8", "uint8": "u8"}
 BATCH = 1 << 28  # bytes that are decoded at once where chunks are smaller
 BAND = 64  # elements
+MOST_LAYERS = 1024  # more is no model's: names would fill the memory
 SHOWN = 6  # rows of one error
 
 
@@ -82,6 +84,10 @@ class OrbaxCheckpoint(Checkpoint):
             tensors[leaf.path] = TensorInfo(leaf.path, leaf.dtype, leaf.shape, tree / MANIFEST, 0, 0)
         super().__init__(path, tuple(f for f in (tree / METADATA, tree / MANIFEST) if f.is_file()), tensors)
         self.folder = tree.parent
+        if self._loras:
+            ranks = sorted({extents[lora.a[-1]] for lora in self._loras.values()})
+            what = f"{len(self._loras)} arrays merged, rank {', '.join(map(str, ranks))}"
+            self.facts = (Fact("lora", what, "factors in the tree"),)
         self._scratch, self._decoding = Scratch(), Lock()
 
     def header(self, file: Path) -> bytes:
@@ -275,6 +281,8 @@ def _extents(leaves: Mapping[str, Leaf], rows: Sequence[Row], loras: Mapping[str
     extents: dict[str, tuple[int, str]] = {}
     for name, axes in written:
         leaf = leaves[name]
+        if any(row.layers and row.leaf == name for row in rows) and leaf.shape[:1] > (MOST_LAYERS,):
+            raise FrtcError("orbax.shape", f"{name} is {leaf}: more than {MOST_LAYERS} layers")
         if len(leaf.shape) != len(axes) or 0 in leaf.shape:
             raise FrtcError("orbax.shape", f"{name} is {leaf}, which is not an array of {len(axes)} axes")
         for axis, letter in enumerate(axes):

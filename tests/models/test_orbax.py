@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
+from safetensors.numpy import save_file
 
 from frtc.cli import main
 from frtc.compiler import CompileOptions, compile, open_model, source_of
@@ -242,7 +243,22 @@ def test_a_tuned_tree_compiles_as_its_kind(tuned: Path) -> None:
     config, _ = model.config(checkpoint, {})
     weights = model.weights(checkpoint, config)
     assert model.name == "pi05"
+    assert [(f.name, f.value) for f in checkpoint.facts] == [("lora", "10 arrays merged, rank 16, 32")]
     assert {checkpoint.tensors[key].dtype for key in weights.values()} == {"bf16", "f64"}
+
+
+def test_an_adapter_of_peft_on_a_tree(tiny: Path, tmp_path: Path) -> None:
+    """The same tensors as on the torch layout, merged to the same bits."""
+    draw, module = np.random.default_rng(0).standard_normal, f"{STACK}.layers.1.self_attn.q_proj"
+    (tmp_path / "adapter").mkdir()
+    factors = {"lora_A": draw((3, 128)).astype(np.float32), "lora_B": draw((128, 3)).astype(np.float32)}
+    tensors = {f"base_model.model.{module}.{part}.weight": value for part, value in factors.items()}
+    save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": [module]}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    torch, jax = (open_checkpoint(tiny / "pi05" / name, tmp_path / "adapter") for name in ("torch", "jax"))
+    assert torch.read(f"{module}.weight").dtype == np.float64
+    assert torch.read(f"{module}.weight").tobytes() == jax.read(f"{module}.weight").tobytes()
 
 
 def without(path: str) -> Callable[[Path], None]:
@@ -341,6 +357,8 @@ TREES: list[tuple[str, Callable[[Path], None], str, str]] = [
     ("layers", adding(f"{LLM}.pre_ffw_norm.scale", (4, 128)), "orbax.shape", "contradicts 3"),
     ("heads", adding(f"{OUT}.kernel", (2, 3, 72, 144)), "orbax.shape", "out.kernel"),
     ("three of key and value", adding(f"{LLM}.attn.kv_einsum.w", (3, 3, 1, 128, 32)), "orbax.shape", "2 of the model"),
+    ("a billion layers", lambda folder: [adding(f"{LLM}.{norm}.scale", (10**9, 128), chunk_written=False)(folder)
+     for norm in ("pre_attention_norm", "pre_ffw_norm")] and None, "orbax.shape", "layers"),
     ("complex", adding(HEAD, (128,), "<c8"), "checkpoint.dtype", "complex64"),
     ("a trainer's path", adding(f"{HEAD}.value", (128,)), "orbax.mixed", f"{HEAD}.value"),
     ("another root", adding("bias", (4,), root="ema."), "orbax.format", "ema.bias"),
