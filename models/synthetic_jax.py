@@ -73,35 +73,20 @@ def write(
     trainer, together   as TreeWriter
     loras               which leaves get factors beside them; the weights stay what they are without
     """
-    _, spec = known(kind)
     drawn = {t.name: t for t in tensors(config, "jax", dtype, kind)}
     extents = _extents(config, drawn)
     writer = TreeWriter(folder / ROOT, trainer, together)
     with ThreadPoolExecutor(threads) as pool:
-        for leaf, rows in itertools.groupby(ROWS, key=lambda row: row.leaf):
-            first, *more = rows
-            names = {row: list(_names(row, drawn)) for row in (first, *more)}
-            if not names[first]:
-                continue
-            counted = {**extents, **dict.fromkeys("0123456789", len(names))}
-            array = allocate(tuple(counted[letter] for letter in first.axes), NUMPY[dtype])
-
-            def fill(t: Drawn, place: Array) -> None:
-                made = place if place.flags.c_contiguous else np.empty(place.shape, place.dtype)
-                by_row = made.reshape(t.shape[0], -1)
-                for at, values in pieces(seed, t, spec):
-                    by_row[at : at + len(values)] = values
-                if made is not place:
-                    arrange(made, place)
-
-            places = [
-                (t, array[row.entry(layer)].transpose(row.order))
-                for row, found in names.items()
-                for layer, t in enumerate(found)
-            ]
-            for done in [pool.submit(fill, *place) for place in places]:
-                done.result()
-            writer.write(leaf, first.axes, array, dtype)
+        for leaf, found in itertools.groupby(ROWS, key=lambda row: row.leaf):
+            rows = list(found)
+            counted = {**extents, **dict.fromkeys("0123456789", len(rows))}
+            parts = [(row, layer, t) for row in rows for layer, t in enumerate(_tensors(row, drawn))]
+            if parts:  # else the leaf is the other kind's
+                array = allocate(tuple(counted[letter] for letter in rows[0].axes), NUMPY[dtype])
+                places = [(t, array[row.entry(layer)].transpose(row.order)) for row, layer, t in parts]
+                for done in [pool.submit(_fill, kind, seed, *place) for place in places]:
+                    done.result()
+                writer.write(leaf, rows[0].axes, array, dtype)
     for lora in loras:
         for name, axes in ((lora.a_leaf, lora.a), (lora.b_leaf, lora.b)):
             shape = tuple({**extents, "t": 2, lora.a[-1]: lora.rank}[letter] for letter in axes)
@@ -110,18 +95,28 @@ def write(
     writer.close()
 
 
+def _fill(kind: str, seed: int, t: Drawn, place: Array) -> None:
+    """The tensor's values, each rounded once, into its place in the leaf."""
+    made = place if place.flags.c_contiguous else np.empty(place.shape, place.dtype)
+    rows = made.reshape(t.shape[0], -1)
+    for at, values in pieces(seed, t, known(kind)[1]):
+        rows[at : at + len(values)] = values
+    if made is not place:
+        arrange(made, place)
+
+
 def _extents(c: Any, drawn: Mapping[str, Drawn]) -> dict[str, int]:
     """What each letter of the table counts: heads from the configuration, the rest from the tensors."""
     tower, llm = c.vision, c.prefix
     extents = {"a": tower.heads, "e": tower.head_dim, "v": tower.layers}
     extents |= {"n": llm.heads, "k": llm.kv_heads, "h": llm.head_dim, "l": llm.layers}
     for row in ROWS:
-        for t in itertools.islice(_names(row, drawn), 1):
+        for t in itertools.islice(_tensors(row, drawn), 1):
             extents |= {g: n for g, n in zip(row.result.split(), t.shape, strict=True) if len(g) == 1}
     return extents
 
 
-def _names(row: Row, drawn: Mapping[str, Drawn]) -> Iterable[Drawn]:
+def _tensors(row: Row, drawn: Mapping[str, Drawn]) -> Iterable[Drawn]:
     """The row's tensors, layer by layer."""
     names = (row.name.replace("#", str(layer)) for layer in itertools.count())
     for name in names if row.layers else (row.name,):
