@@ -88,6 +88,5 @@ class Eager:
     def call(self, stage: Stage, values: Values) -> dict[str, Tensor]:
         """A stage on named values: its outputs by name."""
         _, spec = pytree.tree_flatten(stage.args)
-        with self.device:  # constants that a module makes without naming a device
-            outputs = stage.module(*pytree.tree_unflatten([values[name] for name in stage.inputs], spec))
+        outputs = stage.module(*pytree.tree_unflatten([values[name] for name in stage.inputs], spec))
         return dict(zip(stage.outputs, pytree.tree_leaves(outputs), strict=True))
