@@ -87,6 +87,15 @@ def test_equal_to_a_fresh_compile(old: Old, dtype: str, tmp_path: Path, monkeypa
     assert replace(ours.program, policy={}) == replace(theirs.program, policy={})
 
 
+@pytest.mark.parametrize(("kind", "layout"), [("pi0", "jax"), ("smolvla", "lerobot")])
+def test_other_models_and_layouts(kind: str, layout: str, tmp_path: Path) -> None:
+    for seed, name, dtype in ((0, "old", "bf16"), (1, "new", "f32")):
+        write_checkpoint(tmp_path / name, layout, "tiny", seed=seed, dtype=dtype, kind=kind)
+    compile(tmp_path / "old", "thor", tmp_path / "old.plan", UNTESTED)
+    update(tmp_path / "old.plan", tmp_path / "new", tmp_path / "out.plan")
+    assert (tmp_path / "out.plan").read_bytes() == fresh(tmp_path / "new")
+
+
 def never(*_: Any, **__: Any) -> Any:
     raise AssertionError("an update neither traces nor compiles")
 
