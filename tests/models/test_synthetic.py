@@ -28,9 +28,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 def loaded(folder: Path) -> dict[str, torch.Tensor]:
     """Parameters in float32, as the strict map fills them."""
     checkpoint = open_checkpoint(folder)
-    config, _ = detect(checkpoint).config(checkpoint, {})
-    module = pi05.Pi05(config, torch.float32)
-    load(module, checkpoint, pi05.weights(checkpoint, config))
+    model = detect(checkpoint)
+    config, _ = model.config(checkpoint, {})
+    module = model.build(config, torch.float32)
+    load(module, checkpoint, model.weights(checkpoint, config))
     return module.state_dict()
 
 
@@ -54,10 +55,11 @@ def test_pieces_do_not_change_values(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(np.concatenate([values for _, values in cut]), whole)
 
 
-def test_layouts_and_types_hold_the_same_model(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "openpi", "openpi", dtype="f32")
-    write_checkpoint(tmp_path / "lerobot", "lerobot", dtype="f32")
-    write_checkpoint(tmp_path / "bf16", "openpi")
+@pytest.mark.parametrize("kind", ["pi05", "pi0"])
+def test_layouts_and_types_hold_the_same_model(tmp_path: Path, kind: str) -> None:
+    write_checkpoint(tmp_path / "openpi", "openpi", dtype="f32", kind=kind)
+    write_checkpoint(tmp_path / "lerobot", "lerobot", dtype="f32", kind=kind)
+    write_checkpoint(tmp_path / "bf16", "openpi", kind=kind)
     openpi, lerobot, bf16 = (loaded(tmp_path / name) for name in ("openpi", "lerobot", "bf16"))
     assert openpi.keys() == lerobot.keys() == bf16.keys()
     for name in openpi:
