@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import frtc
 from frtc.codegen.recipe import RECIPE, read_recipe
 from frtc.codegen.write import write_plan
 from frtc.compiler import (
@@ -137,7 +138,7 @@ def update(
 
     def evidence(written: Path) -> dict[str, Any]:
         test = {"self_test": self_test(written, places, progress)} if options.self_test else {}
-        return evidence_of(opened, options) | test
+        return evidence_of(opened, options) | _versions(old) | test
 
     blobs = {name: bytes(data) for name, data in old.files().items()} | {TOKENIZER: opened.files.tokenizer}
     watch = bytes_written(program, progress)
@@ -198,6 +199,12 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def _versions(old: Plan) -> dict[str, str]:
+    """The frtc that made the program, and this one where it is another."""
+    made_by = str(old.evidence.get("frtc", frtc.__version__))
+    return {"frtc": made_by} | ({"updated_by": frtc.__version__} if made_by != frtc.__version__ else {})
 
 
 def _policy(program: Program, opened: Opened) -> Policy:

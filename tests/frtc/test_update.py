@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import frtc
 from frtc import compiler
 from frtc.codegen import build
 from frtc.codegen.plan_writer import PlanWriter
@@ -267,6 +268,15 @@ def rewritten(plan: Plan, out: Path, blobs: dict[str, bytes], evidence: dict[str
             writer.rows[entry.name] = [(0, entry.shape[0] if entry.shape else 1)]
         writer.finish(evidence)
     return out
+
+
+def test_the_version_that_made_the_program_is_kept(openpi: Old, tmp_path: Path) -> None:
+    plan = open_plan(openpi.plan)
+    evidence = dict(plan.evidence) | {"frtc": "0.0.9"}
+    old = rewritten(plan, tmp_path / "old.plan", {k: bytes(v) for k, v in plan.files().items()}, evidence)
+    update(old, openpi.checkpoint, tmp_path / "o.plan")
+    found = open_plan(tmp_path / "o.plan").evidence
+    assert (found["frtc"], found["updated_by"]) == ("0.0.9", frtc.__version__)
 
 
 def _without(name: str) -> Callable[[dict[str, bytes], dict[str, Any]], None]:
