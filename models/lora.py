@@ -40,6 +40,7 @@ FACTOR = re.compile(
 )
 SAVED = re.compile(r"(?P<module>.+?)(?:\.modules_to_save(?:\.(?P<adapter>[^.]+))?)?\.(?P<end>weight|bias)")
 ROOT = "base_model.model."
+FLOATS = ("f64", "f32", "f16", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def adapted(base: Checkpoint, folder: Path, canonical: Callable[[str], str]) -> 
     merged: dict[str, Factors] = {}
     for f in factors:
         name = targets.take(f"{f.module}.weight")
-        _require_shapes(base.tensors[name], f, tensors, config.fan_in_fan_out)
+        _require_fit(base.tensors[name], f, tensors, config.fan_in_fan_out)
         merged[name] = f
     replaced = {targets.take(name): key for name, key in saved.items()}
     for name, key in replaced.items():
@@ -207,7 +208,7 @@ def _factors(module: str, found: Mapping[str, str], tensors: Checkpoint, config:
     rank, scale = config.rank(module), config.scale(module)
     for part, axis in (("lora_A", 0), ("lora_B", 1)):
         info = tensors.tensors[found[part]]
-        if len(info.shape) != 2 or info.dtype not in ("f64", "f32", "f16", "bf16"):
+        if len(info.shape) != 2 or info.dtype not in FLOATS:
             what = f"{info.name} is {info}; only matrices of floats are merged"
             raise FrtcError("adapter.unsupported", what, [("module", module)])
         if info.shape[axis] != rank:
@@ -224,12 +225,8 @@ class _Targets:
     """Tensors of the base by canonical name; each is taken once."""
 
     def __init__(self, base: Checkpoint, canonical: Callable[[str], str], adapter: Checkpoint) -> None:
-        self.known, self.canonical, self.base, self.adapter = (
-            {canonical(n): n for n in base.tensors},
-            canonical,
-            base,
-            adapter,
-        )
+        self.base, self.canonical, self.adapter = base, canonical, adapter
+        self.known = {canonical(n): n for n in base.tensors}
         self.taken: dict[str, str] = {}
 
     def take(self, spelled: str) -> str:
@@ -246,7 +243,10 @@ class _Targets:
         return name
 
 
-def _require_shapes(info: TensorInfo, f: Factors, tensors: Checkpoint, transposed: bool) -> None:
+def _require_fit(info: TensorInfo, f: Factors, tensors: Checkpoint, transposed: bool) -> None:
+    if info.dtype not in FLOATS:
+        what = f"the adapter changes {f.module}, whose weights are {info.dtype}"
+        raise FrtcError("adapter.base", what, [("base", f"{info.name} {info}")], "pass the unquantised base")
     shape = tensors.tensors[f.b].shape[0], tensors.tensors[f.a].shape[1]
     if info.shape != (shape[::-1] if transposed else shape):
         rows = [("base", f"{info.name} {info}"), ("adapter", f"{list(shape)} = B @ A of {f.module}")]

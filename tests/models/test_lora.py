@@ -238,6 +238,13 @@ def test_refused(name: str, tmp_path: Path) -> None:
     assert refused.value.code == code and said in str(refused.value)
 
 
+def test_a_quantised_base(tmp_path: Path) -> None:
+    save_file({f"{Q}.weight": np.zeros((OUT, IN), np.int8)}, tmp_path / SINGLE)
+    with pytest.raises(FrtcError, match="whose weights are i8") as refused:
+        adapted(file(tmp_path, SINGLE), adapter(tmp_path / "a"), str)
+    assert refused.value.code == "adapter.base"
+
+
 def test_nan_in_a_factor(tmp_path: Path) -> None:
     tensors = factors()
     next(iter(tensors.values()))[1, 2] = np.nan
