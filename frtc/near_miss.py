@@ -19,7 +19,7 @@ from frtc.kernels.targets import Target
 from frtc.lowering.ir import Graph, Node, Type
 from frtc.lowering.ops import POINTWISE
 from frtc.lowering.pattern import Call, Maybe, Once, Var, literal, match
-from frtc.passes import canonical_gated, fold_linears, fuse_epilogues
+from frtc.passes import canonical_gated, fold_linears, fold_norms, fuse_epilogues
 from frtc.passes.rewrite import Rules
 
 PATTERN_RULES: dict[str, tuple[Rules, ...]] = {  # pass -> the lists whose misses are worth telling
@@ -203,6 +203,8 @@ def _norm(asked: Asked, node: Node) -> Iterator[Miss]:
     if others or node in asked.graph.roots:
         by = "; ".join(map(said, others)) or "the result"
         yield Miss("fold_norms", f"{said(node)} is read by {by}: not a linear with constant weights")
+    elif short := [r for r in asked.readers.get(node, ()) if fold_norms.rounds(r)]:
+        yield Miss("fold_norms", f"{said(short[0])} has 16-bit weights, which hold no product with the norm's")
 
 
 def _merge(asked: Asked, node: Node) -> Iterator[Miss]:

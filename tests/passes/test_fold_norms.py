@@ -34,30 +34,30 @@ def test_rms() -> None:
 
 
 def test_rms_with_one_added() -> None:
-    """Gemma's 1 + w; the product is rounded once to the weight's type. The bias stays."""
+    """Weights stored without their one. The bias stays."""
     expect_pass(
         fold_norms,
         fires={"fold_norms": 1},
         before="""
-        graph g(x: bf16[5,4]) {
-          @b : bf16[3]
+        graph g(x: f32[5,4]) {
+          @b : f32[3]
           @n : f32[4]
-          @w : bf16[3,4]
-          %0 = rms_norm(%x, @n, eps=1e-06, offset=1.0) : bf16[5,4]
-          %1 = linear(%0, @w, @b) : bf16[5,3]
+          @w : f32[3,4]
+          %0 = rms_norm(%x, @n, eps=1e-06, offset=1.0) : f32[5,4]
+          %1 = linear(%0, @w, @b) : f32[5,3]
           return %1
         }
         """,
         after="""
-        graph g(x: bf16[5,4]) {
-          @b : bf16[3]
+        graph g(x: f32[5,4]) {
+          @b : f32[3]
           @n : f32[4]
-          @w : bf16[3,4]
-          %0 = rms_norm(%x, eps=1e-06) : bf16[5,4]
+          @w : f32[3,4]
+          %0 = rms_norm(%x, eps=1e-06) : f32[5,4]
           %1 = const(value=1.0) : f32[]
           %2 = add(@n, %1) : f32[4]
-          %3 = mul(@w, %2) : bf16[3,4]
-          %4 = linear(%0, %3, @b) : bf16[5,3]
+          %3 = mul(@w, %2) : f32[3,4]
+          %4 = linear(%0, %3, @b) : f32[5,3]
           return %4
         }
         """,
@@ -249,6 +249,40 @@ def test_computed_weights_stay() -> None:
           @n : f32[4]
           %0 = rms_norm(%x, @n, eps=1e-06) : f32[5,4]
           %1 = linear(%0, %w) : f32[5,3]
+          return %1
+        }
+        """,
+    )
+
+
+def test_sixteen_bit_weights_stay() -> None:
+    """Near miss: 16 bits hold the linear's weights, and not their product with the norm's."""
+    for dtype in ("bf16", "f16"):
+        expect_unchanged(
+            fold_norms,
+            f"""
+            graph g(x: {dtype}[5,4]) {{
+              @n : f32[4]
+              @w : {dtype}[3,4]
+              %0 = rms_norm(%x, @n, eps=1e-06) : {dtype}[5,4]
+              %1 = linear(%0, @w) : {dtype}[5,3]
+              return %1
+            }}
+            """,
+        )
+
+
+def test_sixteen_bit_gate_and_up_stay() -> None:
+    """Near miss: the same of a gated linear."""
+    expect_unchanged(
+        fold_norms,
+        """
+        graph g(x: bf16[5,4]) {
+          @g : bf16[3,4]
+          @n : f32[4]
+          @u : bf16[3,4]
+          %0 = rms_norm(%x, @n, eps=1e-06) : bf16[5,4]
+          %1 = gated_linear(%0, @g, @u, act=silu) : bf16[5,3]
           return %1
         }
         """,
