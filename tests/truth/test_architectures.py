@@ -20,7 +20,7 @@ from tests.truth.architectures import draw, random_inputs, random_model
 from tests.truth.emulated import Emulated
 from tests.truth.traced import Array, Runner, Subject, ask, optimised
 
-STAGE_BAR = 1e-5  # relative, float32, each result of each stage (docs/design.md, section 9)
+STAGE_BAR, LOOP_BAR = 1e-5, 1e-4  # relative, float32: each result of each stage, and end to end (docs/design.md, 9)
 PLAN_BAR = 4e-3  # a Plan's emulated calls against the module as typed: both use the same references
 FEW, MANY = range(6), range(6, 70)  # of each kind
 FEW_PLANS = (1, 3, 4)  # odd sizes, one row, several heads
@@ -61,7 +61,8 @@ def check(kind: str, number: int) -> None:
     valid = len(expected["image_tokens"]) + int(one.inputs["n"])  # no query reads what stands behind it
     for name, value in expected.items():
         rows = np.s_[:, :valid] if name.startswith(("k.", "v.")) else np.s_[:]
-        assert relative_error(found.env[name][rows], value[rows]) <= STAGE_BAR, name
+        bar = LOOP_BAR if name == "actions" else STAGE_BAR
+        assert relative_error(found.env[name][rows], value[rows]) <= bar, name
     for k, (v, w) in enumerate(zip(found.velocity, one.velocity, strict=True)):
         assert relative_error(v, w) <= STAGE_BAR, f"velocity of step {k}"
     counted = launches(module)
