@@ -54,7 +54,7 @@ def test_the_table_is_what_the_golden_model_gives() -> None:
 
 
 def test_bytes_count_what_is_left_to_read() -> None:
-    """The matrix behind the time MLP's activation is read in each step; a table or a norm's weights are next to nothing."""
+    """The matrix behind the MLP of action and time is read in each step; tables and norms are next to nothing."""
     found = shares(load_models()["pi0"], served("pi0"))
     assert 1e-3 < found["denoise.mlp_out"] < 1e-2
     assert 0 < found["denoise.mlp_in"] < 1e-3 and 0 < found["vision.tower.patch"] < 1e-3
