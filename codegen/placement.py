@@ -65,7 +65,7 @@ def _types(module: Module) -> dict[str, Type]:
 
 
 def _place_concats(module: Module, placement: Placement) -> None:
-    """The largest first: a smaller one may be a part of it (a state token reads what the actions read, without them)."""
+    """The largest first: a smaller one may be a part of it (a state token reads what actions read, without them)."""
     found = [(g, n) for g in module.graphs for n in g.nodes if n.op == "concat" and not n.is_const]
     for _, node in sorted(found, key=lambda pair: -pair[1].t.size):
         _place_concat(node, placement)
