@@ -3,10 +3,10 @@
     linear(rms_norm(x, w), W, b)      -> linear(rms_norm(x), W * (offset + w), b)
     linear(layer_norm(x, w, c), W, b) -> linear(layer_norm(x), W * w, b + W c)
 
-The products are constant expressions: evaluated in float64 and rounded once, to the weights' type. Only where all readers
-are linears with constant weights; otherwise the norm would have to be computed twice. And only where that rounding costs
-nothing: a 16-bit W is exact as it is stored, W * w is not, and a norm applies its weights in float32 in the same launch
-(docs/numerics.md has the measurement). After merge_linears, so that one norm feeds one linear.
+The products are constant expressions: evaluated in float64 and rounded once, to the weights' type. Only where all
+readers are linears with constant weights; otherwise the norm would have to be computed twice. And only where that
+rounding costs nothing: a 16-bit W is exact as it is stored, W * w is not, and a norm applies its weights in float32 in
+the same launch (docs/numerics.md has the measurement). After merge_linears, so that one norm feeds one linear.
 """
 
 from __future__ import annotations
