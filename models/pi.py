@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from frtc.models.checkpoint import Checkpoint
 from frtc.models.evidence import Evidence
+from frtc.models.flow import EulerStep, embedded_time, iota
 from frtc.models.gemma import KV, GemmaConfig, Layer, gemma_names, rope_tables
 from frtc.models.siglip import Siglip, SiglipConfig, siglip_names
 from frtc.models.stages import Repeat, Run, Schedule, Stage
@@ -172,11 +173,6 @@ def read_config(names: WeightMap, checkpoint: Checkpoint, known: Evidence, kind:
     return built
 
 
-def iota(count: int, like: Tensor) -> Tensor:
-    """0, 1, … count - 1: i32 on the device of `like`."""
-    return torch.arange(count, dtype=torch.int32, device=like.device)
-
-
 class Vision(nn.Module):
     """Camera frames to image tokens of the prefix's width."""
 
@@ -219,22 +215,12 @@ class Prefix(nn.Module):
         return kv
 
 
-class Denoise(nn.Module):
-    """One Euler step; a model says what the velocity of the noisy chunk at time t is, given its context."""
-
-    velocity: Callable[..., Tensor]  # (x_t f32 [H, A], t f32 [], context) -> f32 [H, A]
+class Denoise(EulerStep):
+    """What the action experts share; each says what the velocity of its tokens is."""
 
     def __init__(self, c: PiConfig, dtype: torch.dtype) -> None:
-        super().__init__()
+        super().__init__(c.steps)
         self.config, self.dtype = c, dtype
-        self.dt = -1.0 / c.steps
-        self.returns_velocity = True
-
-    def forward(self, x_t: Tensor, t: Tensor, *context: Any) -> Tensor | tuple[Tensor, Tensor]:
-        """x_t f32 [H, A], t f32 [] -> x_t one step later (and the velocity, f32 [H, A])"""
-        v_t = self.velocity(x_t, t, *context)
-        x_next = x_t + self.dt * v_t
-        return (x_next, v_t) if self.returns_velocity else x_next
 
     def visible(self, length: Tensor, prefix: int, suffix: int) -> Tensor:
         """Valid prefix positions and the whole suffix; between them lies padding. bool [1, prefix + suffix]"""
@@ -242,12 +228,9 @@ class Denoise(nn.Module):
         return ((key < length) | (key >= prefix))[None, :]
 
     def embed_time(self, t: Tensor) -> Tensor:
-        """[sin(a), cos(a)], a = 2 pi t / period, periods in geometric progression; in float64, rounded to f32 [W]."""
-        half, c = self.config.expert.width // 2, self.config
-        fraction = torch.arange(half, dtype=torch.float64, device=t.device) / (half - 1)
-        period = c.min_period * (c.max_period / c.min_period) ** fraction
-        angle = t.to(torch.float64) * (2.0 * math.pi / period)
-        return torch.cat([torch.sin(angle), torch.cos(angle)]).to(torch.float32)
+        """t f32 [] -> f32 [W of the expert]"""
+        c = self.config
+        return embedded_time(t, c.expert.width, c.min_period, c.max_period)
 
 
 class Pi(nn.Module):

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from frtc.models import pi
 from frtc.models.checkpoint import Checkpoint
 from frtc.models.evidence import Evidence, Fact
+from frtc.models.flow import iota
 from frtc.models.gemma import KV, Layer, RmsNorm, rope_tables
-from frtc.models.pi import EXPERT, Pi, PiConfig, iota
+from frtc.models.pi import EXPERT, Pi, PiConfig
 from frtc.models.policies import PI0
 from frtc.models.stages import Model, Stage
 from frtc.models.synthetic_pi import synthetic
