@@ -9,7 +9,7 @@ ORACLE_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python
 MATRIX_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
 MATRIX_TORCH ?= 2.11.0
 
-.PHONY: setup demo test test-fast test-full test-matrix lint oracle-venv test-oracle gpu-kernels gpu-model gpu-bench measured
+.PHONY: setup demo test test-fast test-full test-matrix lint oracle-venv test-oracle gpu-kernels gpu-model gpu-bench gpu-all measured
 
 setup: $(VENV)/done
 

@@ -3,7 +3,7 @@
 The Plan's recipe is evaluated on the checkpoint's parameters, and its policy is read anew from the checkpoint's files
 with the options that the Plan was compiled with. The result is, byte for byte, what `frtc compile --no-self-test`
 makes of the checkpoint. Evidence about the old weights is dropped; `self_test` makes new
-vectors, which a Plan of kernels that nobody has run needs before it acts.
+vectors, which a Plan of `--family native` needs before it acts.
 """
 
 from __future__ import annotations
