@@ -23,9 +23,10 @@ $(VENV)/done: pyproject.toml constraints.txt
 demo: setup
 	$(RUN) examples/demo.py -o out/demo
 
-# The whole CPU tier.
+# The whole CPU tier, files of tests spread over WORKERS processes of about 1.5 GB.
+WORKERS ?= 2
 test: setup
-	$(BIN)/python -m pytest -m "not gpu and not full"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not gpu and not full"
 
 # Under a minute: no compiler runs, no foreign models.
 test-fast: setup
@@ -37,7 +38,7 @@ test-full: setup
 
 # The CPU tier on another Python and torch.
 test-matrix: .venv-matrix/done
-	.venv-matrix/bin/python -m pytest -m "not gpu and not full"
+	OMP_NUM_THREADS=1 .venv-matrix/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not gpu and not full"
 
 .venv-matrix/done: pyproject.toml constraints.txt
 	$(MATRIX_PYTHON) -m venv .venv-matrix
