@@ -15,6 +15,8 @@ import json
 import math
 import mmap
 import os
+import secrets
+import stat
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +26,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from frtc.errors import EnvironmentFault
+from frtc.errors import EnvironmentFault, UsageError
 from frtc.kernels.dtypes import DTYPES
 from frtc.runtime.manifest import ZEROS, File, Manifest
 from frtc.runtime.plan import SCHEMA, Program, Ref, WeightEntry
@@ -32,16 +34,21 @@ from frtc.runtime.plan_file import HEADER_MOST, PIECE, aligned, hashes, header_o
 from frtc.runtime.validate import check_manifest
 
 PAGE = 4096  # bytes; the data starts at a multiple of it, so that whole pages can be registered for the upload
+KINDS = {
+    stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+}  # fmt: skip
 
 
 class PlanWriter:
-    """Writes `path`.tmp, and renames it when all is there. `room` is what the header keeps free for the evidence.
+    """Writes a file of its own beside `path`, and renames it when all is there. `room` is what the header keeps free
+    for the evidence.
 
     blobs   cubins and other tensors of bytes, by name
     """
 
     def __init__(self, path: str | Path, program: Program, blobs: Mapping[str, bytes], room: int = 1 << 18) -> None:
-        self.path, self.tmp, self.plan_id = Path(path), Path(f"{path}.tmp"), ""
+        self.path, self.tmp, self.plan_id = Path(path), _partial(Path(path)), ""
         self.file: BinaryIO | None = None
         self.failed: EnvironmentFault | None = None
         files = tuple(File(name, len(data)) for name, data in blobs.items())
@@ -52,10 +59,17 @@ class PlanWriter:
         self.entries = {w.name: w for w in program.weights}
         self.size = self.tensors[-1].stop if self.tensors else 0
         self.base = aligned(8 + len(self._header({})) + room, PAGE)
+        try:
+            self._begin(blobs)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _begin(self, blobs: Mapping[str, bytes]) -> None:
         with self._guard():
-            self.file = open(self.tmp, "w+b", buffering=0)  # noqa: SIM115
+            self.file = open(self.tmp, "x+b", buffering=0)  # noqa: SIM115
             os.posix_fallocate(self.file.fileno(), 0, self.base + self.size)  # a full disk is found out now
-            for tensor, data in zip(self.tensors[len(program.weights) :], blobs.values(), strict=True):
+            for tensor, data in zip(self.tensors[len(self.entries) :], blobs.values(), strict=True):
                 self._write(data, tensor.start)
 
     def write_weight(self, name: str, rows: np.ndarray[Any, Any], first_row: int) -> None:
@@ -100,6 +114,7 @@ class PlanWriter:
             self._write(header.ljust(self.base - 8), 8 - self.base)
             self._write(struct.pack("<Q", self.base - 8), -self.base)
             os.fsync(self.file.fileno())
+            require_replaceable(self.path)  # minutes have passed since the first look
             self.file.close()
             os.replace(self.tmp, self.path)
             self.file = None
@@ -156,12 +171,46 @@ class PlanWriter:
         try:
             yield
         except OSError as fault:
-            self.tmp.unlink(missing_ok=True)
+            if self.file is not None:
+                self.tmp.unlink(missing_ok=True)
             rows = [("path", str(self.path)), ("needs", f"{self.base + self.size:,} bytes")]
             what = f"the Plan cannot be written: {fault.strerror or fault}"
             hint = "free some space, or write elsewhere with -o"
             self.failed = EnvironmentFault("plan.write", what, rows, hint)
             raise self.failed from fault
+
+
+def require_replaceable(path: Path) -> None:
+    """Nothing stands at `path`, or a Plan: whatever else is there is not ours to replace."""
+    if not os.path.lexists(path):
+        return
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)  # of what a link leads to
+        if kind == stat.S_IFREG and _is_plan(path):
+            return
+        found = KINDS.get(kind, "a file that is not a Plan")
+    except OSError as fault:
+        found = f"there and cannot be read: {fault.strerror}"
+    hint = "choose another name with -o, or remove it first"
+    raise UsageError("output.exists", f"{path} is {found}; it is left as it is", hint=hint)
+
+
+def _is_plan(path: Path) -> bool:
+    """By what its header says of itself; a damaged Plan, or one of a later version, is a Plan."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length) if 2 <= length <= HEADER_MOST else b""
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    metadata = header.get("__metadata__") if isinstance(header, dict) else None
+    return isinstance(metadata, dict) and {"program", "evidence"} <= metadata.keys()
+
+
+def _partial(path: Path) -> Path:
+    """A name that no other writer takes, in the same folder: a rename stays within one file system."""
+    return path.parent / f".{path.name[:48]}.{os.getpid()}.{secrets.token_hex(4)}.partial"
 
 
 def _check_coverage(name: str, entry: WeightEntry, written: list[tuple[int, int]]) -> None:

@@ -9,8 +9,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn
 
 import frtc
@@ -29,7 +33,15 @@ COMMANDS = {  # name -> what it does; its module is frtc.commands.<name>
     "doctor": "what this machine can do: Python, wheels, driver, GPU",
     "models": "models, layouts and targets that this frtc knows",
 }
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # signals that unwind as Ctrl-C does
+
+
+class Ended(KeyboardInterrupt):
+    """A signal that asks the process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,7 +52,38 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+    """Run a command; returns the exit code: of a signal 128 and its number, as shells report it."""
+    try:
+        with _unwinding():
+            return _answer(argv)
+    except Ended as end:
+        return 128 + end.number
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+@contextmanager
+def _unwinding() -> Iterator[None]:
+    """Signals of ENDING raise, so that whoever writes a file removes it. One that is ignored (nohup) or that the
+    calling program handles stays so; only the main thread may set handlers."""
+    here = threading.current_thread() is threading.main_thread()
+    ours = [number for number in ENDING if here and signal.getsignal(number) is signal.SIG_DFL]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in ours:
+            signal.signal(each, signal.SIG_IGN)  # a closing terminal sends several; one unwinding is enough
+        raise Ended(number)
+
+    try:
+        for number in ours:
+            signal.signal(number, end)
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _answer(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     try:
@@ -53,12 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return show(run(arguments), as_json)
     except FrtcError as error:
         return report_bug(error, as_json, arguments) if error.exit_code == 1 else show_error(error, as_json)
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone; nothing more can be said
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        if isinstance(error.__context__, Ended):  # the terminal closed, and with it the progress line
+            raise error.__context__ from None
         return report_bug(error, as_json, arguments)
 
 

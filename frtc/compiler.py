@@ -22,6 +22,7 @@ import frtc
 from frtc import debug, observation, selftest
 from frtc.codegen.build import Built, build
 from frtc.codegen.fusible import implements
+from frtc.codegen.plan_writer import require_replaceable
 from frtc.codegen.recipe import RECIPE, recipe_text
 from frtc.codegen.write import write_plan
 from frtc.console import size
@@ -257,6 +258,7 @@ def require_folder(out: Path) -> None:
         )
     if out.is_dir():
         raise UsageError("output.folder", f"{out} is a folder", hint=f"name a file: -o {out / 'policy.plan'}")
+    require_replaceable(out)
 
 
 def bytes_written(program: Program, progress: Progress) -> Callable[[int, int], None]:

@@ -123,8 +123,8 @@ def update(
     """Write to `out` what compiling `checkpoint` for the Plan's GPU with its options would make. `out` may be `plan`:
     the file changes when the new one is complete, or not at all."""
     started, out = time.perf_counter(), Path(out)
-    require_folder(out)
     old = open_plan(plan, verify=False)  # its weights are not read
+    require_folder(out)  # after it: in place, a file that is no Plan is the input's fault
     chosen = chosen or Chosen()
     options = replace(recorded_options(old), self_test=chosen.self_test)
     places = results_in(old) if chosen.self_test else {}

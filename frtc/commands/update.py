@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> Result:
         what = "say where the result goes: -o PLAN or --in-place, one of them"
         hint = "--in-place replaces the Plan and, with the old weights, its self-test"
         raise UsageError("update.output", what, hint=hint)
-    if args.output is not None and args.output.exists() and args.output.samefile(args.plan):
+    if args.output is not None and args.output.exists() and args.plan.exists() and args.output.samefile(args.plan):
         raise UsageError("update.output", f"-o {args.output} is the Plan itself", hint="--in-place replaces it")
     progress = Progress()
     try:

@@ -38,7 +38,7 @@ def test_the_demo(demo: Demo) -> None:
     assert actions.shape == (10, 14) and np.isfinite(actions).all()
     for target, sm in (("thor", 110), ("hopper", 90)):
         assert open_plan(demo.folder / f"pi05-{target}.plan").program.target.sm == sm
-    assert not list(demo.folder.glob("*.tmp"))
+    assert not list(demo.folder.glob(".*.partial"))
 
 
 def test_compile_says_what_was_assumed(demo: Demo) -> None:

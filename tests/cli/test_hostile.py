@@ -6,9 +6,11 @@ import errno
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ import numpy as np
 import pytest
 
 import frtc.commands.models
-from frtc import plugins
+from frtc import cli, plugins
 from frtc.codegen import plan_writer
+from frtc.console import Result
 from frtc.models.checkpoint import read_header
 from frtc.runtime import driver
 from frtc.runtime.plan_file import open_plan
@@ -139,6 +142,8 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a level too high": (("compile", "CK", "--arch", "thor", "--debug", "6"), 2, "usage.option"),
     "no folder": (("compile", "CK", "--arch", "thor", "-o", "no/where/x.plan"), 2, "output.folder"),
     "output is a folder": (("compile", "CK", "--arch", "thor", "-o", "CK"), 2, "output.folder"),
+    "output is no Plan": (("compile", "no", "--arch", "thor", "-o", "CK/model.safetensors"), 2, "output.exists"),
+    "output is a device": (("compile", "no", "--arch", "thor", "-o", "/dev/null"), 2, "output.exists"),
     "unknown command": (("compil", "CK"), 2, "usage.command"),
     "unknown option": (("run", "PLAN", "--cpu"), 2, "usage.option"),
     "unknown device": (("run", "PLAN", "--device", "gpu"), 2, "option.device"),
@@ -254,11 +259,11 @@ def test_disk_full_while_writing(demo: Demo, tmp_path: Path, capsys: Capture, mo
         return real(file, data, at)
 
     real = os.pwrite
-    out.write_bytes(b"old")
+    shutil.copy(demo.plan, out)
     monkeypatch.setattr(plan_writer.os, "pwrite", pwrite)
     said = compile_to(capsys, demo, out)
     assert (said.code, said.error) == (5, "plan.write") and "No space left" in said.err
-    assert out.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["x.plan"]
+    assert out.read_bytes() == demo.plan.read_bytes() and [p.name for p in tmp_path.iterdir()] == ["x.plan"]
 
 
 def test_file_size_limit_in_a_child(demo: Demo, tmp_path: Path) -> None:
@@ -272,6 +277,27 @@ sys.exit(main(["compile", {str(demo.checkpoint)!r}, "--arch", "thor", "-o", {str
     done = subprocess.run([sys.executable, "-c", code], env=checkout(), capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 5 and "error[plan.write]" in done.stderr, done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_while_writing(demo: Demo, tmp_path: Path, number: signal.Signals) -> None:
+    """In the middle of the weights, in a process of its own: nothing is left."""
+    code = f"""
+import os, sys
+from frtc.cli import main
+real, count = os.pwrite, 0
+def pwrite(*given):
+    global count
+    count += 1
+    if count == 20:
+        assert len(os.listdir({str(tmp_path)!r})) == 1
+        os.kill(os.getpid(), {number.value})
+    return real(*given)
+os.pwrite = pwrite
+sys.exit(main(["compile", {str(demo.checkpoint)!r}, "--arch", "thor", "-o", {str(tmp_path / "x.plan")!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=checkout(), capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (128 + number, "") and not list(tmp_path.iterdir())
 
 
 def test_a_bug_writes_a_report(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,6 +318,26 @@ def test_interrupt(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(frtc.commands.models, "run", interrupted)
     assert call(capsys, "models").code == 130
+
+
+def test_handlers_are_restored_and_nohup_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is not the main one cannot set any, and runs commands without."""
+
+    def run(args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return Result("still here")
+
+    monkeypatch.setattr(frtc.commands.models, "run", run)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    codes: list[int] = []
+    try:
+        assert cli.main(["models"]) == 0 and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        thread = threading.Thread(target=lambda: codes.append(cli.main(["models"])))
+        thread.start()
+        thread.join()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert codes == [0] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_broken_plugin_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ def test_in_place_or_not_at_all(openpi: Old, tmp_path: Path, capsys: pytest.Capt
     before = plan.read_bytes()
     said = call(capsys, "update", plan, bad, "--in-place")
     assert (said.code, said.error) == (4, "checkpoint.nonfinite")
-    assert plan.read_bytes() == before and [p.name for p in tmp_path.glob("p.plan*")] == ["p.plan"]
+    assert plan.read_bytes() == before and [p.name for p in tmp_path.glob("*p.plan*")] == ["p.plan"]
     write_checkpoint(tmp_path / "good", "openpi", "tiny", seed=3)
     said = call(capsys, "update", plan, tmp_path / "good", "--in-place", "--json")
     assert said.code == 0 and said.json()["plan_id"] == open_plan(plan).plan_id != open_plan(openpi.plan).plan_id
@@ -156,6 +156,17 @@ def test_where_the_result_goes_is_said_once(
     given = [str(openpi.plan) if word == "PLAN" else word for word in words]
     said = call(capsys, "update", openpi.plan, openpi.checkpoint, *given)
     assert (said.code, said.error) == (2, "update.output")
+
+
+def test_what_is_no_plan_is_not_replaced(openpi: Old, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Said before the checkpoint is looked for; in place, it is the Plan that is wrong."""
+    precious = tmp_path / "model.safetensors"
+    save_file({"a": np.zeros(3, np.float32)}, precious)
+    before = precious.read_bytes()
+    said = call(capsys, "update", openpi.plan, tmp_path / "nowhere", "-o", precious)
+    assert (said.code, said.error) == (2, "output.exists") and precious.read_bytes() == before
+    assert call(capsys, "update", precious, tmp_path / "nowhere", "--in-place").error == "plan.invalid"
+    assert call(capsys, "update", tmp_path / "no.plan", tmp_path / "nowhere", "-o", precious).error == "plan.missing"
 
 
 def test_text(openpi: Old, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 
 from frtc.codegen.plan_writer import PlanWriter
-from frtc.errors import EnvironmentFault, FrtcError
+from frtc.errors import EnvironmentFault, FrtcError, UsageError
 from frtc.kernels.dtypes import DTYPES
 from frtc.runtime.plan import Program, Ref, WeightEntry
 from frtc.runtime.plan_file import TYPES, open_plan
@@ -202,6 +204,58 @@ def test_file_size_limit(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(argv, capture_output=True, text=True, cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
     assert done.stdout.split() == ["plan.write", "5"], done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+OTHERS: dict[str, Callable[[Path], object]] = {
+    "an empty file": Path.touch,
+    "text": lambda path: path.write_text("a week's work"),
+    "safetensors": lambda path: path.write_bytes(struct.pack("<Q", 22) + b'{"__metadata__":{"a":1}'),
+    "a pipe": os.mkfifo,
+    "a link to a device": lambda path: path.symlink_to("/dev/null"),
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_came_meanwhile_is_not_replaced(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.plan"
+    writer = PlanWriter(path, small_plan.program(), small_plan.cubins())
+    with pytest.raises(UsageError) as caught, writer:
+        for weight, array in small_plan.weights().items():
+            writer.write_weight(weight, array, 0)
+        OTHERS[name](path)
+        before = path.lstat()
+    assert caught.value.code == "output.exists" and str(path) in caught.value.what
+    assert os.listdir(tmp_path) == ["a.plan"] and path.lstat() == before
+
+
+def test_two_writers_of_one_name(tmp_path: Path) -> None:
+    """Each has a file of its own, which is none of the user's; the last to finish stands, with a usual file's mode."""
+    path, users, program = tmp_path / "a.plan", tmp_path / "a.plan.tmp", small_plan.program()
+    users.write_text("the user's own")
+    blobs = small_plan.cubins()
+    with PlanWriter(path, program, blobs) as first, PlanWriter(path, program, blobs) as second:
+        for name, array in small_plan.weights().items():
+            first.write_weight(name, array, 0)
+            second.write_weight(name, np.zeros_like(array), 0)
+        first.finish({})
+        assert open_plan(path).weights.tobytes().strip(b"\0")
+        second.finish({})
+    assert not open_plan(path).weights.tobytes().strip(b"\0")
+    assert users.read_text() == "the user's own" and sorted(os.listdir(tmp_path)) == ["a.plan", "a.plan.tmp"]
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(users.stat().st_mode)
+
+
+def test_interrupted_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the file is reserved there is no `with` block yet."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "posix_fallocate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        small_plan.write(tmp_path / "a.plan")
     assert os.listdir(tmp_path) == []
 
 
