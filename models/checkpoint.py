@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -81,7 +82,7 @@ class Checkpoint:
     def __init__(self, path: Path, files: tuple[Path, ...], tensors: Mapping[str, TensorInfo]) -> None:
         self.path, self.files, self.tensors = path, files, tensors
         self.folder = path if path.is_dir() else path.parent
-        self.config = read_json(self.folder / "config.json") if (self.folder / "config.json").is_file() else {}
+        self.config = _config(self.folder / "config.json")
         self.facts: tuple[Fact, ...] = ()
         self._maps: dict[Path, mmap.mmap] = {}
         self._checked: set[str] = set()
@@ -210,10 +211,22 @@ def _nothing_to_read(path: Path) -> FrtcError:
     return FrtcError("checkpoint.not_found", f"no checkpoint in {path}", rows)
 
 
+def _config(path: Path) -> dict[str, Any]:
+    """{} only where there is nothing of this name: a folder or a link to nowhere is no configuration of defaults."""
+    if not os.path.lexists(path):
+        return {}
+    if not path.is_file():
+        what = f"cannot read {path}: it is {'a folder' if path.is_dir() else 'no file'}"
+        raise FrtcError("checkpoint.read", what, [("file", str(path))], "put the file that was saved with the weights")
+    return read_json(path)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a side file."""
     try:
         value = json.loads(path.read_bytes())
+    except OSError as e:
+        raise FrtcError("checkpoint.read", f"cannot read {path}: {e.strerror}", [("file", str(path))]) from None
     except (ValueError, RecursionError) as e:
         raise FrtcError("checkpoint.json", f"{path.name} is not JSON: {e}", [("file", str(path))]) from None
     if not isinstance(value, dict):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from frtc.errors import FrtcError, UsageError
 from frtc.models.checkpoint import Checkpoint
+
+# Upper bounds of counts that no tensor confirms; of prompt and horizon those of a Plan's policy
+MOST = {"prompt": 4096, "horizon": 4096, "steps": 1000, "views": 64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +40,32 @@ class Evidence:
         return value
 
     def count(self, name: str, field: str, default: int, assumed: bool) -> int:
-        """A positive integer: option `name`, else `field` of config.json, else the default."""
-        value = self.choices.get(name)
+        """An integer in 1..MOST[name]: option `name`, else `field` of config.json, else the default."""
+        value, most = self.choices.get(name), MOST[name]
         if value is not None:
-            if type(value) is not int or value < 1:
-                raise UsageError("option.value", f"{name} must be a positive integer, not {value!r}")
+            if type(value) is not int or not 1 <= value <= most:
+                raise UsageError("option.value", f"{name} must be an integer from 1 to {most}, not {value!r}")
             self.add(name, value, "option")
             return value
         if field in self.checkpoint.config:
             value = self.checkpoint.config[field]
-            if type(value) is not int or value < 1:
-                raise self.contradiction(field, "a positive integer")
+            if type(value) is not int or not 1 <= value <= most:
+                raise self.contradiction(field, f"an integer from 1 to {most}")
             self.add(name, value, f"config.json: {field}")
             return value
         self.add(name, default, "published default", assumed)
         return default
 
     def number(self, name: str, field: str, default: float) -> float:
-        """A positive number that only config.json can change."""
+        """A positive number that only config.json can change. min_period, asked for first, is below max_period."""
         value = self.checkpoint.config.get(field, default)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.contradiction(field, "a positive number")
+        least = next((fact.value for fact in self.facts if fact.name == "min_period"), 0.0)
+        if name == "max_period" and least >= value:
+            if field in self.checkpoint.config:
+                raise self.contradiction(field, f"more than min_period, {least:g}")
+            raise self.contradiction("min_period", f"less than max_period, {value:g}")
         self.add(
             name, float(value), f"config.json: {field}" if field in self.checkpoint.config else "published default"
         )
@@ -64,10 +73,10 @@ class Evidence:
 
     def origin(self, kind: str) -> str:
         """Who wrote the files, "openpi" or "lerobot"; an option may name the version too ("lerobot-0.4")."""
+        self.agree("type", kind, "tensor names")  # whatever an option says of who wrote it
         if self.choices.get("origin") is not None:
             return str(self.add("origin", self.choices["origin"], "option"))
         if "type" in self.checkpoint.config:
-            self.agree("type", kind, "tensor names")
             return str(self.add("origin", "lerobot", "config.json: type"))
         if any(name.startswith("model.") for name in self.checkpoint.tensors):
             return str(self.add("origin", "lerobot", "tensor names begin with model."))

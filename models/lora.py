@@ -40,6 +40,7 @@ FACTOR = re.compile(
 )
 SAVED = re.compile(r"(?P<module>.+?)(?:\.modules_to_save(?:\.(?P<adapter>[^.]+))?)?\.(?P<end>weight|bias)")
 ROOT = "base_model.model."
+LARGEST = (2 - 2.0**-7) * 2.0**127  # of bfloat16; in a Plan, more becomes infinity
 FLOATS = ("f64", "f32", "f16", "bf16")
 
 
@@ -118,6 +119,7 @@ class Adapted(Checkpoint):
         factors = self._merged[name]
         a, b = self.adapter.read(factors.a), self.adapter.read(factors.b)
         value = merge(self.base.read(name), a, b, factors.scale, self._transposed)
+        require_range(self.tensors[name], value, str(self.adapter.path))
         value.flags.writeable = False
         with self._busy:
             self._kept[name] = value
@@ -138,11 +140,28 @@ def merge(w: Array, a: Array, b: Array, scale: float, transposed: bool = False) 
     for first in range(0, len(b), step):
         rows = b[first : first + step]
         sums, products = np.zeros((len(rows), a.shape[1])), np.empty((len(rows), a.shape[1]))
-        for k in range(a.shape[0]):
-            np.multiply(rows[:, k, None], a[k], out=products)
-            sums += products
-        rows_of[first : first + step] += scale * sums
+        with np.errstate(over="ignore", invalid="ignore"):  # see require_range
+            for k in range(a.shape[0]):
+                np.multiply(rows[:, k, None], a[k], out=products)
+                sums += products
+            rows_of[first : first + step] += scale * sums
     return merged
+
+
+def require_range(info: TensorInfo, merged: Array, adapter: str) -> None:
+    """Finite parts may have a sum that is not, or that no weight can hold. min and max pass NaN on, without a copy."""
+    if not merged.size or (merged.min() >= -LARGEST and merged.max() <= LARGEST):
+        return
+    first = int(np.argmax(~(np.abs(merged) <= LARGEST)))
+    where = ",".join(str(int(i)) for i in np.unravel_index(first, merged.shape))
+    rows = [
+        ("tensor", f"{info.name} {info}"),
+        ("first at", f"[{where}] = {merged.reshape(-1)[first]:g}"),
+        ("largest", f"{LARGEST:g}"),
+        ("adapter", adapter),
+    ]
+    what = f"{info.name} is not finite once the LoRA is merged"
+    raise FrtcError("checkpoint.nonfinite", what, rows, "lora_alpha was edited, or the training run diverged")
 
 
 # --- reading --------------------------------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,15 @@ HARMLESS = frozenset(
 )
 STARTS = (True, False, "gaussian", "eva", "orthogonal")  # these leave the base as it was; pissa, olora, … change it
 ALL_LINEAR = "all-linear"
+# Regular expressions come with the adapter and are tried on names that come with it, too: both are bounded, so that the
+# tries of one match are.
+LONGEST_PATTERN, LONGEST_NAME = 1000, 128  # characters; published models' longest name has 105
+MOST_WAYS = 1 << 20  # in which a pattern may fit one name
+WAYS = 64  # of one repeated character: half the longest name
+OPAQUE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # an escape, a class of characters
+UNKNOWN_GROUP = re.compile(r"\(\?(?![:=!]|<[=!]|P<)")  # flags, comments, conditions: they change how the rest is read
+REPEATED_GROUP = re.compile(r"\)[*+{]")
+REPEAT = re.compile(r"(?<!\()[*+{?]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,8 @@ class LoraConfig:
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def selects(self, module: str) -> bool:
+        if len(module) > LONGEST_NAME:
+            return False
         if isinstance(self.targets, str):
             return self.targets == ALL_LINEAR or re.fullmatch(self.targets, module) is not None
         return any(module == t or module.endswith(f".{t}") for t in self.targets)
@@ -115,8 +128,8 @@ class _Reader:
         return value
 
     def number(self, field: str, value: Any) -> float:
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise _wrong(field, value, "a number")
+        if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
+            raise _wrong(field, value, "a number, zero or more")
         return float(value)
 
     def flag(self, field: str) -> bool:
@@ -148,10 +161,30 @@ class _Reader:
 
 
 def _compiled(field: str, pattern: str) -> None:
+    """A regular expression whose match ends soon, whatever the name."""
+    if len(pattern) > LONGEST_PATTERN:
+        raise _wrong(field, pattern, f"a regular expression of at most {LONGEST_PATTERN} characters")
     try:
         re.compile(pattern)
-    except re.error as fault:
+    except (re.error, OverflowError, RecursionError) as fault:
         raise _wrong(field, pattern, f"a regular expression ({fault})") from None
+    plain = OPAQUE.sub(lambda found: "-" if found[0] == r"\." else "\0", pattern)
+    if UNKNOWN_GROUP.search(plain) or REPEATED_GROUP.search(plain) or _ways(plain) > MOST_WAYS:
+        wanted = "a regular expression without repeated groups or flags, and with few repeats: others may never end"
+        raise _wrong(field, pattern, wanted)
+
+
+def _ways(plain: str) -> int:
+    """In how many ways it may fit one name, at most: the product over repeats and alternatives."""
+    ways = math.prod(2 if sign == "?" else WAYS for sign in REPEAT.findall(plain))
+    parts = ["(", *re.split(r"([()])", plain), ")"]
+    for before, part, after in zip(parts[::2], parts[1::2], parts[2::2], strict=False):
+        words = sorted(part.removeprefix("?:").split("|"))
+        # a group of plain words of which none begins another: one of them fits
+        alone = (before, after) == ("(", ")") and all(re.fullmatch(r"[\w-]+", word) for word in words)
+        alone &= not any(longer.startswith(word) for word, longer in pairwise(words))
+        ways *= 1 if alone else len(words)
+    return ways
 
 
 def _pattern(patterns: Mapping[str, Any], module: str) -> str:

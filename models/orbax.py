@@ -24,7 +24,7 @@ from frtc.errors import EnvironmentFault, FrtcError, nearest
 from frtc.models.checkpoint import BITS, NUMPY, Checkpoint, TensorInfo, read_json, require_finite
 from frtc.models.evidence import Fact
 from frtc.models.jax_names import LORAS, ROWS, Lora, Row, norms_of
-from frtc.models.lora import merge
+from frtc.models.lora import merge, require_range
 from frtc.models.scratch import Scratch
 
 Array = np.ndarray[Any, Any]
@@ -100,7 +100,10 @@ class OrbaxCheckpoint(Checkpoint):
         array = self._tensor(row, layer) if row.leaf not in self._loras else self._merged(row, layer)
         array = array.reshape(self.tensors[name].shape)
         if name not in self._checked and self.tensors[name].dtype in BITS:
-            require_finite(self.tensors[name], array.reshape(-1))
+            if row.leaf in self._loras:
+                require_range(self.tensors[name], array, self._loras[row.leaf].a_leaf)
+            else:
+                require_finite(self.tensors[name], array.reshape(-1))
             self._checked.add(name)
         array.flags.writeable = False
         return array

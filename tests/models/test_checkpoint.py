@@ -18,7 +18,7 @@ import torch
 
 from frtc.errors import FrtcError, UsageError
 from frtc.models import detect
-from frtc.models.checkpoint import INDEX, SINGLE, open_checkpoint
+from frtc.models.checkpoint import INDEX, SINGLE, open_checkpoint, read_json
 from frtc.models.evidence import Fact
 from frtc.models.synthetic import write_checkpoint
 
@@ -263,7 +263,7 @@ def test_options_win(written: dict[str, Path]) -> None:
             assert known[name] == Fact(name, value, "option")
 
 
-@pytest.mark.parametrize("value", [0, -3, 2.5, "ten", True])
+@pytest.mark.parametrize("value", [0, -3, 2.5, "ten", True, 1001])
 def test_option_that_is_no_count(written: dict[str, Path], value: Any) -> None:
     with pytest.raises(UsageError) as e:
         facts(written["openpi"], steps=value)
@@ -301,6 +301,13 @@ WRONG: list[tuple[str, str, Any]] = [
     ("lerobot", "n_obs_steps", 2),
     ("lerobot", "min_period", 0),
     ("lerobot", "max_period", "4"),
+    ("lerobot", "max_period", 10**400),
+    ("lerobot", "max_period", 0.004),
+    ("openpi", "min_period", 4),
+    ("openpi", "action_horizon", 4097),
+    ("lerobot", "chunk_size", 10**9),
+    ("lerobot", "num_inference_steps", 1001),
+    ("lerobot", "tokenizer_max_length", 10**8),
     ("lerobot", "input_features", {}),
     ("lerobot", "input_features", ["observation.images.top"]),
 ]
@@ -314,6 +321,53 @@ def test_wrong_config_field(written: dict[str, Path], tmp_path: Path, layout: st
     assert field in e.value.what
     assert dict(e.value.rows)["found"] == repr(value)
     assert dict(e.value.rows)["file"].endswith("config.json")
+
+
+def test_largest_counts(written: dict[str, Path], tmp_path: Path) -> None:
+    known = facts(edited(written["lerobot"], tmp_path, {"chunk_size": 4096, "num_inference_steps": 1000}))
+    assert (known["horizon"].value, known["steps"].value) == (4096, 1000)
+
+
+@pytest.mark.parametrize("value", ["pi0", "act", 7])
+def test_an_origin_by_option_does_not_hide_another_type(written: dict[str, Path], tmp_path: Path, value: Any) -> None:
+    with pytest.raises(FrtcError) as e:
+        facts(edited(written["lerobot"], tmp_path, {"type": value}), origin="lerobot-0.6")
+    assert (e.value.code, e.value.exit_code) == ("checkpoint.config", 4)
+    assert dict(e.value.rows)["found"] == repr(value)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _link_to_nowhere(path: Path) -> None:
+    path.symlink_to(path.parent / "absent")
+
+
+def _link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("put", [_folder, _link_to_nowhere, _link_to_itself])
+def test_config_that_is_no_file(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    save(tmp_path / SINGLE)
+    put(tmp_path / "config.json")
+    refused = refusal(tmp_path)
+    assert (refused.code, dict(refused.rows)["file"]) == ("checkpoint.read", str(tmp_path / "config.json"))
+
+
+def test_config_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / SINGLE)
+    (tmp_path / "config.json").write_text("{}")
+
+    def fails(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    with pytest.raises(FrtcError, match="Permission denied") as e:
+        read_json(tmp_path / "config.json")
+    assert e.value.code == "checkpoint.read"
+    assert refusal(tmp_path).code == "checkpoint.read"
 
 
 def test_config_that_is_not_json(written: dict[str, Path], tmp_path: Path) -> None:

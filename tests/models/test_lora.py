@@ -203,6 +203,10 @@ REFUSED: dict[str, tuple[dict[str, np.ndarray] | None, dict[str, Any], str, str]
     "no rank": (None, {"r": 0}, "adapter.config", "r of the adapter"),
     "rank as text": (None, {"r": "3"}, "adapter.config", "r of the adapter"),
     "alpha": (None, {"lora_alpha": None}, "adapter.config", "lora_alpha"),
+    "negative alpha": (None, {"lora_alpha": -6}, "adapter.config", "lora_alpha"),
+    "infinite alpha": (None, {"lora_alpha": math.inf}, "adapter.config", "lora_alpha"),
+    "alpha beyond floats": (None, {"lora_alpha": 10**400}, "adapter.config", "lora_alpha"),
+    "negative alpha by pattern": (None, {"alpha_pattern": {"q_proj": -1}}, "adapter.config", "alpha_pattern"),
     "pattern": (None, {"alpha_pattern": {"(": 1}}, "adapter.config", "alpha_pattern"),
     "DoRA by configuration": (None, {"use_dora": True}, "adapter.unsupported", "DoRA"),
     "DoRA by tensors": (factors() | MAGNITUDE, {}, "adapter.unsupported", "DoRA"),
@@ -252,6 +256,60 @@ def test_nan_in_a_factor(tmp_path: Path) -> None:
     with pytest.raises(FrtcError, match="holds NaN") as refused:
         found.read(f"{Q}.weight")
     assert refused.value.code == "checkpoint.nonfinite"
+
+
+ENDLESS = (
+    r"(.*)*",
+    r"(.*)*x",
+    r"(\w+\.?)+x",
+    r"(?:a|aa){30}x",
+    ".*" * 20 + "x",
+    "a?" * 30 + "a" * 30,
+    "(a|a)" * 25 + "x",
+    "(a(b)c|ab(c))" * 25 + "x",
+    r"(?x)(a*) *x",
+    "a" * 2000,
+    "a{99999999999999999999}",
+)
+
+
+@pytest.mark.parametrize("pattern", ENDLESS)
+def test_expressions_that_may_never_end(pattern: str, tmp_path: Path) -> None:
+    for field, value in (("target_modules", pattern), ("rank_pattern", {pattern: 3}), ("alpha_pattern", {pattern: 3})):
+        with pytest.raises(FrtcError) as refused:
+            read_config(adapter(tmp_path / field, **{field: value}))
+        assert refused.value.code == "adapter.config" and field in refused.value.what
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(model\.vlm_with_expert\.lm_expert\..*\.(q|v)_proj|model\.(state_proj|action_in_proj|action_time_mlp_out))",
+        r"(.*\.gemma_expert\..*\.self_attn\.(q|v)_proj|model\.(state_proj|action_in_proj))",
+        r"^(?!.*vision).*layers\.[0-9]+\.(?:self_attn|mlp)\.(q_proj|k_proj|v_proj|o_proj|up_proj|down_proj)$",
+    ],
+)
+def test_expressions_of_real_adapters(pattern: str, tmp_path: Path) -> None:
+    assert read_config(adapter(tmp_path, target_modules=pattern)).targets == pattern
+
+
+def test_the_slowest_expressions_end(tmp_path: Path) -> None:
+    """A name that is longer than any model's is no target, so that its length cannot multiply the tries."""
+    found = read_config(adapter(tmp_path, target_modules=".*a.*a.*ax"))
+    assert not found.selects("a" * 128) and not found.selects("a" * 100_000)
+    assert found.selects("aaax") and not found.selects("a" * 126 + "aax")
+
+
+@pytest.mark.parametrize(("size", "alpha"), [(1.0, 1e300), (1e30, 6), (1e37, 1e300)])
+def test_a_merge_beyond_what_weights_hold(size: float, alpha: float, tmp_path: Path) -> None:
+    tensors = {name: np.abs(value) * np.float32(size) for name, value in factors().items()}
+    found = adapted(base(tmp_path), adapter(tmp_path / "a", tensors, lora_alpha=alpha), str)
+    with pytest.raises(FrtcError, match="not finite once the LoRA is merged") as refused:
+        found.read(f"{Q}.weight")
+    rows = dict(refused.value.rows)
+    assert refused.value.code == "checkpoint.nonfinite"
+    assert rows["adapter"] == str(tmp_path / "a") and rows["tensor"].startswith(f"{Q}.weight")
+    assert rows["first at"].startswith("[0,0] = ")
 
 
 def _only_config(folder: Path) -> None:

@@ -243,6 +243,17 @@ def test_lora_is_merged_as_openpi_computes(tuned: Path, suffix: str, stem: str, 
         assert np.linalg.norm(np.einsum(up, np.einsum(down, x, a), b)) > 1e-4 * np.linalg.norm(there)
 
 
+@pytest.mark.parametrize("value", [1e300, float("inf"), float("nan")])
+def test_a_merge_beyond_what_weights_hold(tuned: Path, monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    checkpoint = open_checkpoint(tuned)
+    name = f"{STACK}.layers.1.self_attn.o_proj.weight"
+    monkeypatch.setattr("frtc.models.orbax.merge", lambda w, a, b, scale: np.full(w.shape, value))
+    with pytest.raises(FrtcError, match="not finite once the LoRA is merged") as e:
+        checkpoint.read(name)
+    assert e.value.code == "checkpoint.nonfinite" and name in e.value.what
+    assert dict(e.value.rows)["adapter"] == "PaliGemma.llm.layers.attn.attn_vec_einsum.lora_a"
+
+
 def test_a_tuned_tree_compiles_as_its_kind(tuned: Path) -> None:
     checkpoint = open_checkpoint(tuned)
     model = detect(checkpoint)
