@@ -90,11 +90,23 @@ def _state(seed: int, dim: int, norm: Norm) -> Array:
 
 
 def _npy(path: Path) -> Array:
+    hint = "a .npy file of numbers, as np.save writes it"
     try:
-        array: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as fault:
-        raise FrtcError("input.file", f"{path} cannot be read: {fault}", hint="a .npy file without pickles") from None
-    return array
+        found = np.load(path, allow_pickle=False)
+    except Exception as fault:  # NumPy fails on a damaged file in any way
+        raise FrtcError("input.file", f"{path} cannot be read: {reason(fault)}", hint=hint) from None
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise FrtcError("input.file", f"{path} holds several arrays, not one", hint=hint)
+    return found
+
+
+def reason(fault: Exception) -> str:
+    """Why NumPy did not read a file; its advice to allow pickles, which can run code, is not passed on."""
+    if isinstance(fault, OSError) and fault.strerror:
+        return fault.strerror
+    said = str(fault) or type(fault).__name__
+    return "it is no file of arrays, or holds Python objects" if "pickle" in said else said
 
 
 def _picture(path: Path) -> Array:

@@ -1,8 +1,10 @@
-"""The options that say what a checkpoint's files do not: shared by the commands that read a checkpoint."""
+"""The options that say what a checkpoint's files do not, shared by the commands that read a checkpoint; and numbers."""
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,6 +12,7 @@ from frtc.errors import UsageError
 from frtc.policy_options import PolicyOptions
 from frtc.runtime.policy import Layout, Pixel
 
+MOST = 1_000_000  # of anything that is counted
 SIZES = {  # flag -> (field of CompileOptions, help)
     "--prompt-tokens": ("prompt", "token budget of the prompt"),
     "--horizon": ("horizon", "actions of a chunk"),
@@ -24,7 +27,7 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     policy.add_argument(
         "--robot", metavar="NAME", help="openpi's declaration of a robot: aloha, aloha-sim, droid, libero"
     )
-    policy.add_argument("--views", type=_count, metavar="N", help="cameras, the first N of the model's order")
+    policy.add_argument("--views", type=count, metavar="N", help="cameras, the first N of the model's order")
     policy.add_argument("--camera", action="append", default=[], metavar="ROLE=KEY",
                         help="the observation's name of a camera of the checkpoint; once per camera")  # fmt: skip
     policy.add_argument("--layout", choices=get_args(Layout), default="hwc", help="axes of camera frames")
@@ -35,13 +38,13 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
         "--actions", metavar="KIND", help="absolute, delta or delta:MASK (6,-1: six delta, one absolute)"
     )
     policy.add_argument("--state-in-prompt", choices=("yes", "no"), help="is the state written into the prompt?")
-    policy.add_argument("--state-dim", type=_count, metavar="N", help="real dimensions of the state")
-    policy.add_argument("--action-dim", type=_count, metavar="N", help="real dimensions of an action")
+    policy.add_argument("--state-dim", type=count, metavar="N", help="real dimensions of the state")
+    policy.add_argument("--action-dim", type=count, metavar="N", help="real dimensions of an action")
     policy.add_argument("--constant-statistics", action="store_true", help="accept dimensions that never moved")
     policy.add_argument("--strict", action="store_true", help="an assumption is an error")
     add_adapter_option(policy)
     for flag, (field, about) in SIZES.items():
-        policy.add_argument(flag, type=_count, metavar="N", dest=field, help=about)
+        policy.add_argument(flag, type=count, metavar="N", dest=field, help=about)
 
 
 def add_adapter_option(parser: argparse._ActionsContainer) -> None:
@@ -80,7 +83,23 @@ def _camera(text: str) -> tuple[str, str]:
     return role, key
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1_000_000):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+def count(text: str) -> int:
+    """The type of an option that counts: argparse names the option, this the range."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MOST)) and 0 < int(text) <= MOST):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MOST}")
     return int(text)
+
+
+def number(low: float, high: float) -> Callable[[str], float]:
+    """The type of an option that measures, from low to high; NaN lies in no range."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low} to {high}")
+        return value
+
+    return read

@@ -54,7 +54,7 @@ class Policy:
         spec = PolicySpec.from_json(plan.program.policy)
         tokenizer = plan.files().get(TOKENIZER)
         self.steps = PolicySteps(spec, None if tokenizer is None else bytes(tokenizer), seed)
-        self.output = next(iter(executor.outputs))
+        self.output, self.closed = next(iter(executor.outputs)), False
 
     @classmethod
     def load(
@@ -87,6 +87,7 @@ class Policy:
 
     def infer(self, observation: Mapping[str, Any], draw: int | None = None) -> Inference:
         """Actions for an observation: cameras by role, "state", "prompt", and "noise" if the caller draws it."""
+        self._require_open()
         marks = [time.perf_counter_ns()]
         prepared = self.steps.prepare(observation, draw)
         marks.append(time.perf_counter_ns())
@@ -104,16 +105,23 @@ class Policy:
 
     def warm(self) -> None:
         """Build everything now: after this, no call allocates, compiles or captures, whatever the prompt."""
+        self._require_open()
         warm = getattr(self.executor, "warm", None)
         if warm is not None:
             warm()
 
     def reset(self) -> None:
+        self._require_open()
         self.executor.reset()
 
     def close(self) -> None:
         """Give the device's memory back. May be called twice."""
+        self.closed = True
         self.executor.close()
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise UsageError("session.closed", "the policy is closed", hint="open it again with frtc.load")
 
     def __enter__(self) -> Policy:
         return self

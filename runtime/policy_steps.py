@@ -102,10 +102,15 @@ class PolicySteps:
         if not isinstance(given, np.ndarray) or given.dtype != np.float32 or given.shape != shape:
             found = f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else type(given).__name__
             raise FrtcError("input.noise", f"the noise is {found}, not float32{list(shape)}")
+        if not np.isfinite(given).all():
+            raise FrtcError("input.noise", "the noise holds NaN or infinity", hint="leave it out, and it is drawn here")
         self.inputs["noise"][...] = given
         return None
 
     def _check_keys(self, observation: Mapping[str, Any]) -> None:
+        if not isinstance(observation, Mapping):
+            what = f"the observation is {type(observation).__name__}, not a mapping"
+            raise FrtcError("input.observation", what, hint=f"a dict with {', '.join(self.required)}")
         known, found = (*self.required, *self.optional), [str(name) for name in observation]
         missing = [name for name in self.required if name not in observation]
         names = missing or [name for name in found if name not in known]

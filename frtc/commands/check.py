@@ -14,6 +14,7 @@ from frtc.compiler import CompileOptions, Opened, open_model
 from frtc.console import Progress, Result, size, table
 from frtc.errors import FrtcError
 from frtc.models.checkpoint import Checkpoint
+from frtc.observation import reason
 from frtc.options import add_policy_options, choices, policy_options
 from frtc.report import facts_text
 from frtc.runtime.policy import Norm
@@ -92,11 +93,17 @@ def _dimensions(name: str, norm: Norm, values: NDArray[Any]) -> list[dict[str, A
 
 
 def _recorded(path: Path, name: str, dim: int) -> NDArray[Any] | None:
+    values, hint = None, "a .npz file of numbers: np.savez(FILE, state=[N, dim], actions=[N, dim])"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            values: NDArray[Any] | None = file[name] if name in file.files else None
-    except (OSError, ValueError, AttributeError) as fault:
-        raise FrtcError("input.file", f"{path} cannot be read: {fault}", hint="a .npz file without pickles") from None
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise ValueError("it is one array, without a name")
+        with found as file:
+            values = file[name] if name in file.files else None
+        if values is not None and values.dtype.kind not in "fiu":
+            raise ValueError(f"{name} is {values.dtype}, not numbers")
+    except Exception as fault:  # NumPy fails on a damaged file in any way
+        raise FrtcError("input.file", f"{path} cannot be read: {reason(fault)}", hint=hint) from None
     if values is not None and (values.ndim != 2 or values.shape[1] != dim or not len(values)):
         what = f"{name} in {path} is {list(values.shape)}, the checkpoint's has {dim} dimensions"
         raise FrtcError("data.shape", what, hint=f"[N, {dim}], one row per recorded step")

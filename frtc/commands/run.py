@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from frtc import observation
 from frtc.console import Progress, Result, size
 from frtc.device import about
 from frtc.errors import CheckFailed, FrtcError, UsageError
+from frtc.options import count, number
 from frtc.policy import Inference, Policy
 from frtc.runtime.timing import Spread, Timing
 
@@ -34,17 +38,24 @@ def options(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--prompt", metavar="TEXT")
     given.add_argument("--seed", type=int, default=0, help="of noise and of what is not given")
     timing = parser.add_argument_group("timing", "host to host: raw observation to robot actions, one in flight")
-    timing.add_argument("--runs", type=int, metavar="N", help="default: 100 on a GPU, 1 on the CPU")
-    timing.add_argument("--rate", type=float, metavar="HZ", help="start inferences at this rate, not back to back")
-    timing.add_argument("--idle", type=float, metavar="S", help="also time the first inference after S idle seconds")
-    timing.add_argument("--budget", type=float, metavar="MS", help="fail (exit 3) if p99 host to host is longer")
+    timing.add_argument("--runs", type=count, metavar="N", help="default: 100 on a GPU, 1 on the CPU")
+    timing.add_argument("--rate", type=number(0.001, 1_000_000), metavar="HZ",
+                        help="start inferences at this rate, not back to back")  # fmt: skip
+    timing.add_argument("--idle", type=number(0, 86_400), metavar="S",
+                        help="also time the first inference after S idle seconds")  # fmt: skip
+    timing.add_argument("--budget", type=number(0, 1_000_000_000), metavar="MS",
+                        help="fail (exit 3) if p99 host to host is longer")  # fmt: skip
     timing.add_argument("--baseline", type=Path, metavar="FILE",
                         help="JSON of an earlier `run --json`: exit 3 if the p50 of total is 5 %% slower")  # fmt: skip
-    parser.add_argument("--actions", type=Path, metavar="FILE", help="write the actions as .npy")
+    parser.add_argument(
+        "--actions", type=Path, metavar="FILE", help="write the actions as .npy, under exactly this name"
+    )
 
 
 def run(args: argparse.Namespace) -> Result:
     baseline = _baseline(args.baseline) if args.baseline else None
+    if args.actions:
+        _require_place(args.actions)
     progress = Progress()
     with Policy.load(args.plan, args.device, args.seed, untested=args.untested) as policy:
         seen = observation.from_files(policy.steps, dict(map(pair, args.image)), args.state, args.prompt, args.seed)
@@ -59,10 +70,36 @@ def run(args: argparse.Namespace) -> Result:
         facts["assumed"] = [asdict(a) for a in policy.spec.assumed]
     progress.close()
     if args.actions:
-        np.save(args.actions, first.actions)
+        _write(args.actions, first.actions)
     failure = _judge(host.parts["total"], args.budget, baseline)
     data = _data(first, host, parts, facts) | ({"after_idle_us": after_idle} if after_idle else {})
     return Result(_text(args.plan, facts, first, host, parts, after_idle), data, failure)
+
+
+def _require_place(path: Path) -> None:
+    """Where the actions go is found out before anything runs."""
+    if not os.path.isdir(path.parent):
+        hint = "create it, or choose another with --actions"
+        raise UsageError("output.folder", f"there is no folder {path.parent}", hint=hint)
+    if os.path.isdir(path):
+        hint = f"name a file: --actions {path / 'actions.npy'}"
+        raise UsageError("output.folder", f"{path} is a folder", hint=hint)
+    if os.path.exists(path) and not os.path.isfile(path):  # a device would be replaced by the rename
+        raise UsageError("output.folder", f"{path} is neither new nor a regular file", hint="name a file")
+
+
+def _write(path: Path, actions: NDArray[np.float32]) -> None:
+    """By atomic rename: an older file stays until all of the new one is there."""
+    temporary = Path(f"{path}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            np.save(file, actions)
+        os.replace(temporary, path)
+    except OSError as fault:
+        raise FrtcError("output.write", f"cannot write {path}: {fault.strerror}", hint="write elsewhere") from None
+    finally:
+        with suppress(OSError):  # it is there only if something failed, or the user stopped it
+            temporary.unlink()
 
 
 def _repeat(

@@ -1,0 +1,113 @@
+"""Options of `run`, files with arrays, and a policy's misuse: what is wrong is said before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import frtc
+from frtc import observation
+from frtc.errors import FrtcError
+from frtc.policy import Policy
+from tests.cli.face import call
+from tests.conftest import Demo
+
+Capture = pytest.CaptureFixture[str]
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("it ran")
+
+
+@pytest.mark.parametrize("place", ["no/where/a.npy", "folder", "pipe"])
+def test_a_place_for_actions_is_known_before_the_run(
+    place: str, demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "load", refuse)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "pipe").symlink_to("/dev/null")
+    said = call(capsys, "run", demo.plan, "--device", "cpu", "--actions", tmp_path / place)
+    assert (said.code, said.error) == (2, "output.folder"), said.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "pipe"]
+
+
+def test_actions_under_their_name_and_nothing_half_written(
+    demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("run", demo.plan, "--device", "cpu", "--actions", tmp_path / "actions")
+    assert call(capsys, *words).code == 0
+    written = (tmp_path / "actions").read_bytes()
+    assert np.load(tmp_path / "actions").shape == (10, 14)
+
+    def full(file: object, _: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    said = call(capsys, *words)
+    assert (said.code, said.error) == (4, "output.write") and "No space left" in said.err
+    assert (tmp_path / "actions").read_bytes() == written and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "limits"),
+    [
+        ("--budget", ("nan", "-1", "inf", "x"), "from 0 to 1000000000"),
+        ("--rate", ("nan", "-1", "inf", "0"), "from 0.001 to 1000000"),
+        ("--idle", ("nan", "-1", "inf"), "from 0 to 86400"),
+        ("--runs", ("0", "-1", "1.5", "9" * 5000), "from 1 to 1000000"),
+    ],
+)
+def test_numbers_of_run(option: str, values: tuple[str, ...], limits: str, capsys: Capture) -> None:
+    for value in values:
+        said = call(capsys, "run", "nowhere.plan", f"{option}={value}")
+        assert (said.code, said.error) == (2, "usage.option"), said.err
+        assert f"argument {option}: " in said.err and limits in said.err
+
+
+def test_a_size_beyond_its_bound(capsys: Capture) -> None:
+    said = call(capsys, "check", "nowhere", "--prompt-tokens", "99999999")
+    assert said.code == 2 and "--prompt-tokens: '99999999' is not a whole number from 1 to 1000000" in said.err
+
+
+def test_data_that_is_no_archive_of_numbers(demo: Demo, tmp_path: Path, capsys: Capture) -> None:
+    np.save(tmp_path / "one.npy", np.zeros((4, 14)))
+    np.savez(tmp_path / "objects.npz", state=np.array([[None] * 14]))
+    np.savez(tmp_path / "words.npz", state=np.array([["x"] * 14]))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "words.npz").read_bytes()[:100])
+    (tmp_path / "empty.npz").touch()
+    (tmp_path / "text.npz").write_text("state")
+    for path in tmp_path.iterdir():
+        said = call(capsys, "check", demo.checkpoint, "--data", path)
+        assert (said.code, said.error) == (4, "input.file"), f"{path}: {said.err}"
+        assert "allow_pickle" not in said.err
+
+
+def test_a_state_that_is_no_array(demo: Demo, tmp_path: Path, capsys: Capture) -> None:
+    np.savez(tmp_path / "several.npz", np.zeros(14))
+    np.save(tmp_path / "objects.npy", np.array([None] * 14))
+    (tmp_path / "empty.npy").touch()
+    for path in tmp_path.iterdir():
+        said = call(capsys, "run", demo.plan, "--device", "cpu", "--state", path)
+        assert (said.code, said.error) == (4, "input.file"), f"{path}: {said.err}"
+        assert "allow_pickle" not in said.err
+
+
+def test_misuse_of_a_policy(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    with frtc.load(demo.plan, device="cpu") as policy:
+        monkeypatch.setattr(policy.executor, "run", refuse)
+        seen = observation.seeded(policy.steps)
+        noise = np.zeros(policy.steps.inputs["noise"].shape, np.float32)
+        for bad in (np.nan, np.inf):
+            noise[-1, -1] = bad
+            with pytest.raises(FrtcError) as caught:
+                policy.infer({**seen, "noise": noise})
+            assert (caught.value.code, "NaN" in caught.value.what) == ("input.noise", True)
+        with pytest.raises(FrtcError) as caught:
+            policy.infer(3)  # type: ignore[arg-type]
+        assert caught.value.code == "input.observation" and "state" in caught.value.hint
+    for use in (lambda: policy.infer(seen), policy.warm, policy.reset):
+        with pytest.raises(FrtcError) as caught:
+            use()
+        assert caught.value.code == "session.closed" and caught.value.hint
