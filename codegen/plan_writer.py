@@ -15,7 +15,6 @@ import json
 import math
 import mmap
 import os
-import secrets
 import stat
 import struct
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ import numpy as np
 from frtc.errors import EnvironmentFault, UsageError
 from frtc.kernels.dtypes import DTYPES
 from frtc.runtime.manifest import ZEROS, File, Manifest
+from frtc.runtime.own_file import partial
 from frtc.runtime.plan import SCHEMA, Program, Ref, WeightEntry
 from frtc.runtime.plan_file import HEADER_MOST, PIECE, aligned, hashes, header_of, layout
 from frtc.runtime.validate import check_manifest
@@ -48,7 +48,7 @@ class PlanWriter:
     """
 
     def __init__(self, path: str | Path, program: Program, blobs: Mapping[str, bytes], room: int = 1 << 18) -> None:
-        self.path, self.tmp, self.plan_id = Path(path), _partial(Path(path)), ""
+        self.path, self.tmp, self.plan_id = Path(path), partial(Path(path)), ""
         self.file: BinaryIO | None = None
         self.failed: EnvironmentFault | None = None
         files = tuple(File(name, len(data)) for name, data in blobs.items())
@@ -206,11 +206,6 @@ def _is_plan(path: Path) -> bool:
         return False
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
     return isinstance(metadata, dict) and {"program", "evidence"} <= metadata.keys()
-
-
-def _partial(path: Path) -> Path:
-    """A name that no other writer takes, in the same folder: a rename stays within one file system."""
-    return path.parent / f".{path.name[:48]}.{os.getpid()}.{secrets.token_hex(4)}.partial"
 
 
 def _check_coverage(name: str, entry: WeightEntry, written: list[tuple[int, int]]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from frtc.errors import EnvironmentFault
 from frtc.runtime.driver import Driver
+from frtc.runtime.own_file import partial
 from frtc.runtime.plan import BuiltFor
 from frtc.runtime.plan_file import Plan
 
@@ -44,11 +45,11 @@ def remember(plan: Plan, driver: Driver, outcome: dict[str, Any]) -> Path | None
     note = _note(plan.plan_id, driver)
     if note is None:
         return None
-    partial = note.with_name(f"{note.name}.{os.getpid()}")
+    temporary = partial(note)
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"plan_id": plan.plan_id, "device": driver.device.name, **outcome}))
-        partial.replace(note)
+        temporary.write_text(json.dumps({"plan_id": plan.plan_id, "device": driver.device.name, **outcome}))
+        temporary.replace(note)
     except OSError:
         return None
     return note

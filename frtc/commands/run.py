@@ -21,6 +21,7 @@ from frtc.device import about
 from frtc.errors import CheckFailed, FrtcError, UsageError
 from frtc.options import count, number
 from frtc.policy import Inference, Policy
+from frtc.runtime.own_file import partial
 from frtc.runtime.timing import Spread, Timing
 
 HOST = ("total", "prepare", "run", "finish")
@@ -90,9 +91,9 @@ def _require_place(path: Path) -> None:
 
 def _write(path: Path, actions: NDArray[np.float32]) -> None:
     """By atomic rename: an older file stays until all of the new one is there."""
-    temporary = Path(f"{path}.tmp")
+    temporary = partial(path)
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             np.save(file, actions)
         os.replace(temporary, path)
     except OSError as fault:
