@@ -6,7 +6,6 @@ names they have in the Plan.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from frtc.console import size
 from frtc.errors import FrtcError, UsageError
 from frtc.kernels.dtypes import DTYPES
 from frtc.policy_options import PolicyOptions
+from frtc.report import flat
 from frtc.runtime.plan import Program, Repeat
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.policy import Assumption, Images, Noise, Policy, Tokens
@@ -193,17 +193,6 @@ def _leaves(stage: Stage) -> Iterator[tuple[str, Any]]:
     from torch.utils import _pytree
 
     return zip(stage.inputs, _pytree.tree_leaves(stage.args), strict=True)
-
-
-def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of everything inside records, mappings and sequences of them; lists of plain values stay."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from flat(inner, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, value if isinstance(value, (int, float, str, bool, list, tuple, type(None))) else str(value)
 
 
 def flat_policy(policy: Policy) -> Iterator[tuple[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,3 +124,14 @@ def facts_text(facts: Sequence[tuple[str, Any, str]], assumed: Sequence[Assumpti
 
 def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of everything inside records, mappings and sequences of them; lists of plain values stay."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value if isinstance(value, (int, float, str, bool, list, tuple, type(None))) else str(value)

@@ -9,7 +9,6 @@ vectors, which a Plan of `--family native` needs before it acts.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from frtc.errors import FrtcError, UsageError
 from frtc.lowering.ir import Graph, Node, fresh_nodes
 from frtc.policy import TOKENIZER
 from frtc.recorded import kept_tokenizer, recorded_config, recorded_options, results_in, tokenizer_was_chosen
-from frtc.report import facts_text
+from frtc.report import facts_text, flat
 from frtc.runtime.plan import Program
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.policy import Assumption, Policy, Tokens
@@ -185,20 +184,12 @@ def _require_same_model(plan: Plan, opened: Opened) -> None:
     if opened.model.name != plan.program.model:
         what = f"the Plan is a {plan.program.model}, the checkpoint a {opened.model.name}"
         raise UsageError("update.model", what, [("checkpoint", str(opened.checkpoint))])
-    ours, theirs = (dict(_flat(c)) for c in (recorded_config(plan), config_json(opened.config)))
+    ours, theirs = (dict(flat(c)) for c in (recorded_config(plan), config_json(opened.config)))
     differ = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     if differ:
         rows = [(name, f"Plan {ours.get(name)}, checkpoint {theirs.get(name)}") for name in differ]
         what = f"the checkpoint's model has another configuration: {', '.join(differ[:3])}"
         raise UsageError("update.config", what, rows, "another program is needed: compile the checkpoint")
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _versions(old: Plan) -> dict[str, str]:

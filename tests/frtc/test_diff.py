@@ -18,13 +18,14 @@ from safetensors.numpy import save_file
 from frtc.compiler import CompileOptions, import_module, open_model
 from frtc.diff import Options, diff
 from frtc.diff_plans import Changed, compare_launches, compare_memory, gist
-from frtc.diff_sides import Weight, flat, flat_policy, is_plan, open_side
+from frtc.diff_sides import Weight, flat_policy, is_plan, open_side
 from frtc.diff_weights import PIECE, compare_weights, distance, rows_of
 from frtc.errors import FrtcError
 from frtc.kernels.dtypes import DTYPES
 from frtc.models.checkpoint import open_checkpoint
 from frtc.models.synthetic import write_checkpoint
 from frtc.policy_options import PolicyOptions
+from frtc.report import flat
 from frtc.runtime.plan import Launch, Program, Stage
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.policy import Norm, Policy, Slice, State
