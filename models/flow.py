@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,11 @@ def embedded_time(t: Tensor, width: int, min_period: float, max_period: float) -
     period = min_period * (max_period / min_period) ** fraction
     angle = t.to(torch.float64) * (2.0 * math.pi / period)
     return torch.cat([torch.sin(angle), torch.cos(angle)]).to(torch.float32)
+
+
+def times(steps: int) -> tuple[float, ...]:
+    """Time of each step as float32, from 1 (noise) towards 0 (data): 1 - k / steps, as lerobot rounds it."""
+    return tuple(float(np.float32(1.0 + k * (-1.0 / steps))) for k in range(steps))
 
 
 class EulerStep(nn.Module):

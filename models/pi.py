@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from frtc.models.checkpoint import Checkpoint
 from frtc.models.evidence import Evidence
-from frtc.models.flow import EulerStep, embedded_time, iota
+from frtc.models.flow import EulerStep, embedded_time, iota, times
 from frtc.models.gemma import KV, GemmaConfig, Layer, gemma_names, rope_tables
 from frtc.models.siglip import Siglip, SiglipConfig, siglip_names
 from frtc.models.stages import Repeat, Run, Schedule, Stage
@@ -108,10 +108,9 @@ class PiConfig:
     @property
     def times(self) -> tuple[float, ...]:
         """Time of each step as float32, from 1 (noise) towards 0 (data); the two origins differ in rounding."""
-        step = -1.0 / self.steps
         if self.origin != "openpi":
-            return tuple(float(np.float32(1.0 + k * step)) for k in range(self.steps))
-        ticks = np.cumsum([1.0, *[step] * (self.steps - 1)], dtype=np.float32)
+            return times(self.steps)
+        ticks = np.cumsum([1.0, *[-1.0 / self.steps] * (self.steps - 1)], dtype=np.float32)
         return tuple(float(t) for t in ticks)
 
 

@@ -7,11 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from frtc.errors import FrtcError
 from frtc.models.checkpoint import Checkpoint
 from frtc.models.evidence import Evidence, Fact
+from frtc.models.flow import times
 from frtc.models.llama import LlamaConfig, llama_names
 from frtc.models.siglip import SiglipConfig, siglip_names
 from frtc.models.weights import Shapes, WeightMap
@@ -94,8 +93,8 @@ class SmolVlaConfig:
 
     @property
     def times(self) -> tuple[float, ...]:
-        """Time of each step as float32, from 1 (noise) towards 0 (data)."""
-        return tuple(float(np.float32(1.0 + k * (-1.0 / self.steps))) for k in range(self.steps))
+        """Time of each step, from 1 (noise) towards 0 (data)."""
+        return times(self.steps)
 
 
 def alternating(layers: int, every: int) -> tuple[bool, ...]:
