@@ -32,6 +32,14 @@ def built_for(module: Module, target: str) -> Built:
         return build(module, load_targets()[target])
 
 
+def kernel_jobs(built: Built, name: str) -> list[Job]:
+    """What would have been compiled for the target, each once, in an order of its own."""
+    target = load_targets()[name]
+    calls = [call for calls in built.emitted.values() for call in calls]
+    stages = [stage for c in calls for stage in c.choice.kernel.stages(c.site, c.choice.config, target)]
+    return sorted({Job.of(stage, target) for stage in stages}, key=lambda job: (job.source, job.entry))
+
+
 @dataclass(frozen=True, slots=True)
 class InMemory:
     """What the emulator needs of an open Plan."""

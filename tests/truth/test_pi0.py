@@ -10,7 +10,7 @@ import torch
 
 from frtc.codegen.build import Built
 from frtc.codegen.fusible import implements
-from frtc.codegen.nvrtc import Job, compile_all
+from frtc.codegen.nvrtc import compile_all
 from frtc.explain import FUSED, LAUNCH, explain
 from frtc.kernels.targets import load_targets
 from frtc.lowering.ir import Module, fresh_nodes
@@ -20,7 +20,7 @@ from frtc.models.pi import PiConfig
 from frtc.passes.standard import pipeline
 from frtc.runtime.plan import STATE
 from frtc.trace import trace
-from tests.truth.emulated import built_for
+from tests.truth.emulated import built_for, kernel_jobs
 from tests.truth.traced import optimised
 
 TARGETS, BASELINE = load_targets(), ("baseline",)
@@ -148,17 +148,11 @@ def test_launches_of_one_inference() -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_compiles_for_every_target(name: str) -> None:
     """Each sixth kernel of the small model; those of the full sizes: tests/kernels/test_cubins.py."""
-    jobs = kernel_jobs(name)[::6]
+    jobs = kernel_jobs(built(name), name)[::6]
     assert jobs and all(cubin.sm == TARGETS[name].sm for cubin in compile_all(jobs))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", TARGETS)
 def test_all_kernels_compile_for_every_target(name: str) -> None:
-    assert all(cubin.sm == TARGETS[name].sm for cubin in compile_all(kernel_jobs(name)))
-
-
-def kernel_jobs(name: str) -> list[Job]:
-    calls = [call for calls in built(name).emitted.values() for call in calls]
-    stages = [stage for c in calls for stage in c.choice.kernel.stages(c.site, c.choice.config, TARGETS[name])]
-    return sorted({Job.of(stage, TARGETS[name]) for stage in stages}, key=lambda job: (job.source, job.entry))
+    assert all(cubin.sm == TARGETS[name].sm for cubin in compile_all(kernel_jobs(built(name), name)))

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from frtc.codegen.build import Built
-from frtc.codegen.nvrtc import Job, compile_all
+from frtc.codegen.nvrtc import compile_all
 from frtc.kernels.targets import load_targets
 from frtc.lowering.ir import Module, Node
 from frtc.models import smolvla
@@ -19,7 +19,7 @@ from frtc.trace import trace
 from tests.models.mutants_smolvla import MUTANTS
 from tests.models.smolvla_truth import CASES, FOLDER
 from tests.models.truth import arrays
-from tests.truth.emulated import Emulated, built_for
+from tests.truth.emulated import Emulated, built_for, kernel_jobs
 from tests.truth.traced import Answer, Array, Interpreted, Runner, Subject, ask, fixture, imported, optimised
 
 STEP_BAR, LOOP_BAR, SERVING_BAR, PLAN_BAR = 1e-5, 1e-4, 2e-2, 4e-3  # docs/design.md, section 9
@@ -149,21 +149,17 @@ def test_launches_of_one_inference() -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_compiles_for_every_target(name: str) -> None:
     """Each sixth kernel of the small model; those of the full sizes: tests/kernels/test_cubins.py."""
-    jobs = kernel_jobs(name)[::6]
+    jobs = kernel_jobs(built_for(optimised(traced(), name), name), name)[::6]
     assert jobs and all(cubin.sm == TARGETS[name].sm for cubin in compile_all(jobs))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", TARGETS)
 def test_all_kernels_compile_for_every_target(name: str) -> None:
-    assert all(cubin.sm == TARGETS[name].sm for cubin in compile_all(kernel_jobs(name)))
-
-
-def kernel_jobs(name: str) -> list[Job]:
-    target, built = TARGETS[name], built_for(optimised(traced(), name), name)
-    calls = [call for calls in built.emitted.values() for call in calls]
-    stages = [stage for c in calls for stage in c.choice.kernel.stages(c.site, c.choice.config, target)]
-    return sorted({Job.of(stage, target) for stage in stages}, key=lambda job: (job.source, job.entry))
+    assert all(
+        cubin.sm == TARGETS[name].sm
+        for cubin in compile_all(kernel_jobs(built_for(optimised(traced(), name), name), name))
+    )
 
 
 # --- attentions ---------------------------------------------------------------------------------------------------
