@@ -37,7 +37,9 @@ def test_actions_under_their_name_and_nothing_half_written(
     demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("run", demo.plan, "--device", "cpu", "--actions", tmp_path / "actions")
+    (tmp_path / "actions.tmp").write_text("the user's own")
     assert call(capsys, *words).code == 0
+    assert (tmp_path / "actions.tmp").read_text() == "the user's own"
     written = (tmp_path / "actions").read_bytes()
     assert np.load(tmp_path / "actions").shape == (10, 14)
 
@@ -47,7 +49,7 @@ def test_actions_under_their_name_and_nothing_half_written(
     monkeypatch.setattr(np, "save", full)
     said = call(capsys, *words)
     assert (said.code, said.error) == (4, "output.write") and "No space left" in said.err
-    assert (tmp_path / "actions").read_bytes() == written and len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "actions").read_bytes() == written and len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize(
