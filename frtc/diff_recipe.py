@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from frtc.codegen.recipe import RECIPE, read_recipe
+from frtc.codegen.recipe import recipe_of
 from frtc.codegen.weights import pieces, share
 from frtc.console import size
 from frtc.diff_sides import Weight
@@ -25,7 +25,7 @@ def compare_with_recipe(
     progress: Callable[[str, float], None],
 ) -> Weights:
     """The Plan's `weights` beside those that its recipe makes of the parameters; differences relative to the Plan's."""
-    expressions = _expressions(plan, weights)
+    expressions = recipe_of(plan)
     _require_parameters(expressions, parameters)
     shared, lookup = share(expressions, lambda parameter: parameters[parameter].array())
     total, done = max(plan.program.weights_nbytes, 1), 0
@@ -38,18 +38,6 @@ def compare_with_recipe(
             moved.append(Moved(name, weight.type, weight.type, relative, largest))
     ranked = tuple(sorted(moved, key=lambda m: m.rank))
     return Weights(len(weights), len(weights) - len(moved), ranked)
-
-
-def _expressions(plan: Plan, weights: Mapping[str, Weight]) -> dict[str, Node]:
-    """The recipe, one expression for each weight of the Plan and of its type."""
-    blob = plan.files().get(RECIPE)
-    expressions = read_recipe(b"" if blob is None else bytes(blob))
-    for name, weight in weights.items():
-        made = expressions.get(name)
-        if made is None or (made.dtype, made.shape) != (weight.dtype, weight.shape):
-            found = "nothing" if made is None else str(made.t)
-            raise FrtcError("plan.recipe", f"the recipe of this Plan makes {found} for {name}, {weight.type} is stored")
-    return expressions
 
 
 def _require_parameters(expressions: Mapping[str, Node], parameters: Mapping[str, Weight]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import frtc
-from frtc.codegen.recipe import RECIPE, read_recipe
+from frtc.codegen.recipe import recipe_of
 from frtc.codegen.write import write_plan
 from frtc.compiler import (
     CompileOptions,
@@ -32,8 +32,8 @@ from frtc.compiler import (
     sizes_in,
 )
 from frtc.console import size
-from frtc.errors import FrtcError, UsageError
-from frtc.lowering.ir import Graph, Node, fresh_nodes
+from frtc.errors import UsageError
+from frtc.lowering.ir import Graph, fresh_nodes
 from frtc.policy import TOKENIZER
 from frtc.recorded import kept_tokenizer, recorded_config, recorded_options, results_in, tokenizer_was_chosen
 from frtc.report import facts_text, flat
@@ -127,7 +127,7 @@ def update(
     chosen = chosen or Chosen()
     options = replace(recorded_options(old), self_test=chosen.self_test)
     places = results_in(old) if chosen.self_test else {}
-    expressions = _recipe(old)
+    expressions = recipe_of(old)
     opened = _open(old, Path(checkpoint), options, chosen)
     _require_same_model(old, opened)
     require_mapped(Graph("weights", (), tuple(expressions.items())), opened)
@@ -161,22 +161,6 @@ def _open(plan: Plan, checkpoint: Path, options: CompileOptions, chosen: Chosen)
 
 def _open_with(checkpoint: Path, options: CompileOptions, tokenizer: Path | None) -> Opened:
     return open_model(checkpoint, replace(options, policy=replace(options.policy, tokenizer=tokenizer)))
-
-
-def _recipe(plan: Plan) -> dict[str, Node]:
-    """The expression of each weight, of the type that the program gives it."""
-    text = plan.files().get(RECIPE)
-    if text is None:
-        hint = "compile the Plan again with this frtc"
-        raise FrtcError("plan.recipe", "the Plan holds no recipe of its weights", [("plan", str(plan.path))], hint)
-    expressions = read_recipe(bytes(text))
-    makes = {name: (node.dtype, node.shape) for name, node in expressions.items()}
-    wants = {w.name: (w.dtype, w.shape) for w in plan.program.weights}
-    if makes != wants:
-        first = next(name for name in {**wants, **makes} if makes.get(name) != wants.get(name))
-        rows = [("weight", first), ("program", str(wants.get(first))), ("recipe", str(makes.get(first)))]
-        raise FrtcError("plan.recipe", "the recipe of this Plan makes other weights than its program reads", rows)
-    return expressions
 
 
 def _require_same_model(plan: Plan, opened: Opened) -> None:
