@@ -1,16 +1,18 @@
 // Element types and the fp32 arithmetic on them that every kernel shares.
 //
-// Storage types: float, __nv_bfloat16, __half, and for plain loads int, unsigned char, bool. Arithmetic is in fp32;
-// a result is rounded once, to nearest even, when it is stored.
+// Storage types: float, __nv_bfloat16, __half, __nv_fp8_e4m3, and for plain loads int, unsigned char, bool. Arithmetic is
+// in fp32; a result is rounded once, to nearest even, when it is stored; e4m3 saturates at +-448, and NaN stays NaN.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 namespace frtc {
 
 using bf16 = __nv_bfloat16;
 using f16 = __half;
+using e4m3 = __nv_fp8_e4m3;
 
 // ---- one element ----------------------------------------------------------------------------------------------------
 
@@ -26,6 +28,10 @@ template <>
 __device__ __forceinline__ float to_f32<f16>(f16 x) {
     return __half2float(x);
 }
+template <>
+__device__ __forceinline__ float to_f32<e4m3>(e4m3 x) {
+    return static_cast<float>(x);
+}
 
 template <typename T>
 __device__ __forceinline__ T from_f32(float x) {
@@ -38,6 +44,12 @@ __device__ __forceinline__ bf16 from_f32<bf16>(float x) {
 template <>
 __device__ __forceinline__ f16 from_f32<f16>(float x) {
     return __float2half_rn(x);
+}
+template <>
+__device__ __forceinline__ e4m3 from_f32<e4m3>(float x) {
+    e4m3 y;
+    y.__x = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+    return y;
 }
 
 // `x` as it would read back from storage type T: for ops that round inside.
