@@ -1,7 +1,7 @@
 """Element types: their names in IR text, Plans and kernels, and the NumPy type that stores them.
 
 Rounding is to nearest, ties to even, and happens once: float64 values are never rounded through float32 on the way to a
-16- or 8-bit type.
+16- or 8-bit type. e4m3 saturates: what exceeds 448 becomes 448, infinity too; NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ def round_to(values: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         if values.dtype == np.float64 and target.kind == "float" and target.itemsize < 4:
             values = _for_bf16(values) if name == "bf16" else _to_odd_f32(values)
+        if name == "e4m3":
+            values = np.clip(values.astype(np.float32, copy=False), -448, 448)
         return values.astype(target.numpy)
 
 

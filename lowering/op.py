@@ -27,6 +27,13 @@ def require(condition: bool, message: str) -> None:
         raise TypeMismatch(message)
 
 
+def result_dtype(type: AnyType, attrs: Mapping[str, Attr]) -> str:
+    """What the `dtype` attribute of a node with this type and these attributes was: scales of rows come after it."""
+    if isinstance(type, Type):
+        return type.dtype
+    return type[-2 if attrs.get("per_row") and len(type) > 1 else -1].dtype
+
+
 class Op:
     """One row of the op table.
 

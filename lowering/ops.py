@@ -429,6 +429,32 @@ def write(s: Type, value: Type, at: Type, *, axis: int) -> Type:
     return s
 
 
+# --- results in FP8 ----------------------------------------------------------------------------------------------------
+
+
+def _emitted(y: Type, inv: Type | None, per_row: bool, rows: tuple[int, ...] | None = None) -> tuple[Type, ...]:
+    """(y,), or (y, its scales): how every op that may store FP8 ends. docs/numerics.md
+
+    inv       f32 []: y is stored times it
+    per_row   y is stored times 448 / m, m the largest magnitude of its row, and m / 448 is one more result
+    rows      shape of these scales where a row is more than the last axis
+    """
+    require(inv is None or (inv.dtype, inv.rank) == ("f32", 0), f"inv {inv} is not one f32")
+    require(not (inv is not None and per_row), "inv and per_row exclude each other")
+    require(not (inv is not None or per_row) or y.dtype == "e4m3", f"a scaled result is e4m3, not {y.dtype}")
+    return (y, Type("f32", rows or (*y.shape[:-1], 1))) if per_row else (y,)
+
+
+def _one(types: tuple[Type, ...]) -> AnyType:
+    return types if len(types) > 1 else types[0]
+
+
+def _scales_fit(x: Type, n: int, alpha: Type | None, x_scale: Type | None) -> None:
+    require(alpha is None or (alpha.dtype == "f32" and alpha.shape in ((), (n,))), f"alpha {alpha} for {n} columns")
+    fits = x_scale is None or (x_scale.dtype, x_scale.shape) == ("f32", (*x.shape[:-1], 1))
+    require(fits, f"x_scale {x_scale} does not fit the rows of x {x}")
+
+
 # --- linear algebra -----------------------------------------------------------------------------------------------
 
 
@@ -437,7 +463,14 @@ def _matmul_flops(types: tuple[Type | None, ...], result: AnyType, attrs: object
     return 2.0 * result.size * types[0].shape[-1]
 
 
-@op(flops=_matmul_flops)
+def _product_flops(types: tuple[Type | None, ...]) -> float:
+    """Of the first operand times the others, which are weights."""
+    x, *weights = types
+    assert x is not None
+    return sum(2.0 * x.size * w.shape[0] for w in weights if w is not None)
+
+
+@op(inner=("staged",), flops=lambda types, result, attrs: _product_flops(types[:2]))
 def linear(
     x: Type,
     w: Type,
@@ -445,16 +478,38 @@ def linear(
     residual: Type | None = None,
     gate: Type | None = None,
     rows: Type | None = None,
+    alpha: Type | None = None,
+    x_scale: Type | None = None,
+    inv: Type | None = None,
     *,
     act: str = "none",
+    per_row: bool = False,
+    staged: str = "bf16",
     dtype: str | None = None,
-) -> Type:
-    """residual + gate * act(x @ w.T + b); x [..., K], w [N, K], b [N], residual [..., N], gate [N] or [..., N].
+) -> AnyType:
+    """residual + gate * act(x_scale * alpha * (x @ w.T) + b); x [..., K], w [N, K], b [N], residual [..., N], gate [N]
+    or [..., N], x_scale [..., 1], alpha [N] or [].
 
-    rows (integer []): what lies at or beyond it along axis -2 is unspecified, NaN too; references give NaN there
+    rows (integer []): what lies at or beyond it along axis -2 is unspecified, NaN too; references give NaN there.
+    Where `per_row`, y is rounded to `staged` before the maximum of its row is known.
     """
+    return _one(_emitted(_linear(x, w, b, residual, gate, rows, alpha, x_scale, dtype), inv, per_row))
+
+
+def _linear(
+    x: Type,
+    w: Type,
+    b: Type | None,
+    residual: Type | None,
+    gate: Type | None,
+    rows: Type | None,
+    alpha: Type | None,
+    x_scale: Type | None,
+    dtype: str | None,
+) -> Type:
     _counts_rows(x, rows)
     require(w.rank == 2 and x.rank >= 1 and x.shape[-1] == w.shape[1], f"inner sizes of x {x} and w {w} differ")
+    _scales_fit(x, w.shape[0], alpha, x_scale)
     out = x.shape[:-1] + w.shape[:1]
     for name, extra in (("b", b), ("residual", residual), ("gate", gate)):
         fits = extra is None or broadcast_shapes(extra.shape, out) == out
@@ -467,23 +522,107 @@ def _counts_rows(x: Type, rows: Type | None) -> None:
     require(fits, f"rows {rows} is not an integer scalar that counts the rows of {x}")
 
 
-def _gated_flops(types: tuple[Type | None, ...], result: AnyType, attrs: object) -> float:
-    return 2 * _matmul_flops(types, result, attrs)
-
-
-@op(flops=_gated_flops)
+@op(inner=("staged",), flops=lambda types, result, attrs: _product_flops(types[:3]))
 def gated_linear(
-    x: Type, gate: Type, up: Type | None = None, rows: Type | None = None, *, act: str, dtype: str | None = None
-) -> Type:
-    """act(x @ gate.T) * (x @ up.T); without `up`, `gate` is [2F, K] with row 2i of the gate and row 2i + 1 of up.
+    x: Type,
+    gate: Type,
+    up: Type | None = None,
+    rows: Type | None = None,
+    alpha: Type | None = None,
+    x_scale: Type | None = None,
+    inv: Type | None = None,
+    *,
+    act: str,
+    per_row: bool = False,
+    staged: str = "bf16",
+    dtype: str | None = None,
+) -> AnyType:
+    """act(x @ gate.T) * (x @ up.T); without `up`, `gate` is [2F, K] with row 2i of the gate and row 2i + 1 of up, and
+    the products may be scaled: x_scale [..., 1], alpha [2F] or [].
 
-    rows (integer []): what lies at or beyond it along axis -2 is unspecified, NaN too; references give NaN there
+    rows (integer []): what lies at or beyond it along axis -2 is unspecified, NaN too; references give NaN there.
+    Where `per_row`, y is rounded to `staged` before the maximum of its row is known.
     """
     _counts_rows(x, rows)
     require(x.shape[-1] == gate.shape[-1], f"inner size {x.shape[-1]} of x is not {gate.shape[-1]} of gate")
     require(up is None or (gate.dtype, gate.shape) == (up.dtype, up.shape), f"gate {gate} and up {up} differ")
+    require(up is None or (alpha is None and x_scale is None), "scaled products of two weights")
+    _scales_fit(x, gate.shape[0], alpha, x_scale)
     width = gate.shape[0] if up is not None else gate.shape[0] // 2
-    return Type(dtype or x.dtype, x.shape[:-1] + (width,))
+    return _one(_emitted(Type(dtype or x.dtype, x.shape[:-1] + (width,)), inv, per_row))
+
+
+@op(flops=lambda types, result, attrs: _product_flops(types[:2]))
+def linear_rope_qkv(
+    x: Type,
+    w: Type,
+    b: Type | None = None,
+    cos: Type | None = None,
+    sin: Type | None = None,
+    rows: Type | None = None,
+    alpha: Type | None = None,
+    x_scale: Type | None = None,
+    *,
+    heads: int,
+    kv_heads: int,
+    dtype: str | None = None,
+) -> AnyType:
+    """q [heads, S, D], k and v [kv_heads, S, D] of x [S, K]; q and k rotated by cos, sin [S, D/2] ("half" pairing).
+
+    Rows 2i and 2i + 1 of w (and b, alpha) inside each head of q and k make elements i and i + D/2; v's are in order.
+    Scales and rows as in linear. Nothing is rounded between product and rotation.
+    """
+    y = _linear(x, w, b, None, None, rows, alpha, x_scale, dtype)
+    groups = heads + 2 * kv_heads
+    require(x.rank == 2 and y.shape[1] % (2 * groups) == 0, f"x {x}, w {w} do not make {groups} heads")
+    length, size = x.shape[0], y.shape[1] // groups
+    fits = cos is not None and sin is not None and cos.shape == sin.shape == (length, size // 2)
+    require(fits, f"tables {cos} and {sin} do not fit x {x}")
+    q, kv = Type(y.dtype, (heads, length, size)), Type(y.dtype, (kv_heads, length, size))
+    return (q, kv, kv)
+
+
+@op(flops=lambda types, result, attrs: _product_flops(types[:2]))
+def linear_norm(
+    x: Type,
+    w: Type,
+    b: Type | None = None,
+    residual: Type | None = None,
+    gate: Type | None = None,
+    rows: Type | None = None,
+    alpha: Type | None = None,
+    x_scale: Type | None = None,
+    norm_w: Type | None = None,
+    norm_b: Type | None = None,
+    inv: Type | None = None,
+    *,
+    act: str = "none",
+    kind: str,
+    eps: float,
+    offset: float = 0.0,
+    per_row: bool = False,
+    stored: str = "bf16",
+    dtype: str | None = None,
+) -> AnyType:
+    """s = linear(..) rounded to `stored`; y = norm of the rounded s, as residual_norm makes it of norm_w and norm_b."""
+    require(kind in ("rms", "layer", "ada"), f"kind {kind}")
+    s = _linear(x, w, b, residual, gate, rows, alpha, x_scale, stored)
+    _vectors_fit(s, norm_w=norm_w, norm_b=norm_b)
+    return (s, *_emitted(Type(dtype or stored, s.shape), inv, per_row))
+
+
+@op
+def quantize(w: Type, scale: Type) -> Type:
+    """e4m3 of w [N, K] / scale [N]: a weight in FP8"""
+    require(w.rank == 2 and scale.shape == w.shape[:1], f"scale {scale} is not one for each row of w {w}")
+    return Type("e4m3", w.shape)
+
+
+@op
+def channel_scale(w: Type) -> Type:
+    """f32 [N]: largest magnitude of each row of w [N, K] / 448, or of all rows where that leaves less squared error"""
+    require(w.rank == 2, f"w {w} is no matrix")
+    return Type("f32", w.shape[:1])
 
 
 @op(flops=_matmul_flops)
@@ -517,25 +656,29 @@ def _attention_flops(types: tuple[Type | None, ...], result: AnyType, attrs: obj
     return 2.0 * rows * k.shape[-2] * (q.shape[-1] + v.shape[-1])
 
 
-@op(inner=("probs",), flops=_attention_flops)
+@op(inner=("probs", "staged"), flops=_attention_flops)
 def attention(
     q: Type,
     k: Type,
     v: Type,
     mask: Type | None = None,
     length: Type | None = None,
+    inv: Type | None = None,
     *,
     scale: float,
     causal: bool = False,
     resume: int = -1,
     probs: str = "f32",
+    per_row: bool = False,
+    staged: str = "bf16",
     dtype: str | None = None,
-) -> Type:
+) -> AnyType:
     """softmax(scale q k^T, over visible keys) v; q [..., Hq, Sq, D], k [..., Hkv, Sk, D], v [..., Hkv, Sk, Dv].
 
     Query head h reads key head h // (Hq / Hkv). Key j is visible to query i iff mask[..., i, j] where given, and
     (length absent, or j < length, or 0 <= resume <= j), and (not causal, or j <= i + Sk - Sq). Softmax in fp32;
-    probabilities are rounded to `probs` before they meet v. A query that sees no key yields zeros.
+    probabilities are rounded to `probs` before they meet v. A query that sees no key yields zeros. Where `per_row`, all
+    heads of a token are one row, scales [..., Sq, 1], and y is rounded to `staged` before its maximum is known.
     """
     require(q.rank >= 3 and q.rank == k.rank == v.rank, f"ranks of q {q}, k {k}, v {v} differ")
     require(q.shape[-1] == k.shape[-1], f"head sizes of q {q} and k {k} differ")
@@ -547,7 +690,8 @@ def attention(
         require(mask.dtype == "bool", f"mask {mask} is not bool")
         require(broadcast_shapes(mask.shape, scores) == scores, f"mask {mask} does not fit {list(scores)}")
     require(length is None or (length.rank == 0 and not length.is_float), f"length {length} is not an integer scalar")
-    return Type(dtype or q.dtype, (*q.shape[:-1], v.shape[-1]))
+    y = Type(dtype or q.dtype, (*q.shape[:-1], v.shape[-1]))
+    return _one(_emitted(y, inv, per_row, (*q.shape[:-3], q.shape[-2], 1)))
 
 
 # --- norms --------------------------------------------------------------------------------------------------------
@@ -560,25 +704,51 @@ def _vectors_fit(x: Type, **vectors: Type | None) -> None:
 
 @op(inner=("inner",))
 def rms_norm(
-    x: Type, w: Type | None = None, *, eps: float, offset: float = 0.0, inner: str = "f32", dtype: str | None = None
-) -> Type:
+    x: Type,
+    w: Type | None = None,
+    inv: Type | None = None,
+    *,
+    eps: float,
+    offset: float = 0.0,
+    inner: str = "f32",
+    per_row: bool = False,
+    dtype: str | None = None,
+) -> AnyType:
     """inner(x * rsqrt(mean(x^2) + eps)) * (offset + w) over the last axis"""
     _vectors_fit(x, w=w)
-    return _unary(x, dtype)
+    return _one(_emitted(_unary(x, dtype), inv, per_row))
 
 
 @op
-def ada_rms_norm(x: Type, scale: Type, shift: Type, *, eps: float, dtype: str | None = None) -> Type:
+def ada_rms_norm(
+    x: Type,
+    scale: Type,
+    shift: Type,
+    inv: Type | None = None,
+    *,
+    eps: float,
+    per_row: bool = False,
+    dtype: str | None = None,
+) -> AnyType:
     """x * rsqrt(mean(x^2) + eps) * (1 + scale) + shift over the last axis"""
     _vectors_fit(x, scale=scale, shift=shift)
-    return _unary(x, dtype)
+    return _one(_emitted(_unary(x, dtype), inv, per_row))
 
 
 @op
-def layer_norm(x: Type, w: Type | None = None, b: Type | None = None, *, eps: float, dtype: str | None = None) -> Type:
+def layer_norm(
+    x: Type,
+    w: Type | None = None,
+    b: Type | None = None,
+    inv: Type | None = None,
+    *,
+    eps: float,
+    per_row: bool = False,
+    dtype: str | None = None,
+) -> AnyType:
     """(x - mean(x)) * rsqrt(var(x) + eps) * w + b over the last axis; biased variance"""
     _vectors_fit(x, w=w, b=b)
-    return _unary(x, dtype)
+    return _one(_emitted(_unary(x, dtype), inv, per_row))
 
 
 @op
@@ -588,10 +758,12 @@ def residual_norm(
     gate: Type | None = None,
     w: Type | None = None,
     b: Type | None = None,
+    inv: Type | None = None,
     *,
     kind: str,
     eps: float,
     offset: float = 0.0,
+    per_row: bool = False,
     dtype: str | None = None,
 ) -> AnyType:
     """s = x + gate * r, rounded to x's type; y = norm of the rounded s.
@@ -601,7 +773,7 @@ def residual_norm(
     require(kind in ("rms", "layer", "ada"), f"kind {kind}")
     require(x.shape == r.shape, f"x {x} and r {r} differ")
     _vectors_fit(x, gate=gate, w=w, b=b)
-    return (x, _unary(x, dtype))
+    return (x, *_emitted(_unary(x, dtype), inv, per_row))
 
 
 # --- positions ----------------------------------------------------------------------------------------------------

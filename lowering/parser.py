@@ -13,7 +13,7 @@ from frtc.errors import FrtcError
 from frtc.kernels.dtypes import DTYPES
 from frtc.lowering import ir
 from frtc.lowering.ir import AnyType, Attr, Graph, Let, Module, Node, Repeat, Run, Scale, Step, Type, While
-from frtc.lowering.op import TypeMismatch
+from frtc.lowering.op import TypeMismatch, result_dtype
 from frtc.lowering.ops import OPS
 
 _TOKEN = re.compile(
@@ -282,7 +282,7 @@ class Parser:
         if unknown:
             raise self.fail(f"op {op} has no attribute {', '.join(unknown)}")
         if "dtype" in row.attrs:
-            attrs = {**attrs, "dtype": type.dtype if isinstance(type, Type) else type[-1].dtype if type else "f32"}
+            attrs = {**attrs, "dtype": result_dtype(type, attrs) if type else "f32"}
         try:
             node = row.build(args, attrs, self.loc)
         except TypeMismatch as error:

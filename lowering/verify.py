@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from frtc.lowering.ir import Graph, Let, Module, Node, Repeat, Run, Step, Type, While, walk
-from frtc.lowering.op import TypeMismatch
+from frtc.lowering.op import TypeMismatch, result_dtype
 from frtc.lowering.ops import OPS
 
 LEAVES = frozenset({"input", "state", "const", "weight", "tensor", "item"})
@@ -45,7 +45,7 @@ def _typing(node: Node) -> Iterator[str]:
     row = OPS[node.op]
     attrs = dict(node.attrs)
     if "dtype" in row.attrs:
-        attrs["dtype"] = node.type.dtype if isinstance(node.type, Type) else node.type[-1].dtype
+        attrs["dtype"] = result_dtype(node.type, attrs)
     try:
         inferred = row.infer([None if a is None else a.t for a in node.args], attrs)
     except (TypeMismatch, TypeError) as error:

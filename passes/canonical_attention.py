@@ -89,7 +89,7 @@ def _seen(node: Node) -> Node | None:
         smaller = mask.operands[0]
     else:
         return None
-    args = [*node.args[:3], smaller, node.args[4]]
+    args = [*node.args[:3], smaller, *node.args[4:]]
     return make(node.op, args, dict(node.attrs), node.type, node.loc)
 
 

@@ -13,8 +13,7 @@ _MOVES = ("reshape", "transpose", "broadcast")
 
 def _again(node: Node, scale: float | None = None, **operands: Node | None) -> Node:
     """The attention with other operands and scale."""
-    names = ("q", "k", "v", "mask", "length")
-    args = [operands.get(name, old) for name, old in zip(names, node.args, strict=True)]
+    args = [operands.get(name, old) for name, old in zip(attention.operands, node.args, strict=True)]
     attrs = {**dict(node.attrs), "scale": node["scale"] if scale is None else scale}
     y: Node = attention(*args, dtype=node.dtype, **attrs)
     return y

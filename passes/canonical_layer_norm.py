@@ -44,7 +44,7 @@ def _biased(norm: Node, b: Node, node: Node) -> Node | None:
 
 
 w, b = Var("w"), Var("b")
-_BARE = once(Var("norm", where=lambda n: n.op == "layer_norm" and n.args[1:] == (None, None)))
+_BARE = once(Var("norm", where=lambda n: n.op == "layer_norm" and not n.operands[1:]))
 _UNBIASED = once(Var("norm", where=lambda n: n.op == "layer_norm" and n.args[2] is None))
 
 RULES = Rules(

@@ -48,7 +48,7 @@ def _limited(graph: Graph, needs: Needs, scalars: Scalars) -> Graph:
         if new.args[last] is not None or not {n for n in walk([length]) if n.op == "input"} <= set(graph.inputs):
             return new
         count("limit_rows")
-        return make(new.op, (*new.args[:last], length), dict(new.attrs), new.type, new.loc)
+        return make(new.op, (*new.args[:last], length, *new.args[last + 1 :]), dict(new.attrs), new.type, new.loc)
 
     return rebuild(graph, visit)
 

@@ -54,12 +54,13 @@ def reads(node: Node, need: Need, scalars: Scalars) -> list[Need]:
 
 
 def _attention(node: Node, need: Need, scalars: Scalars) -> list[Need]:
-    _, k, _, _, length = node.args
+    k, length = node.args[1], node.args[4]
     same = None if length is None or length.is_const else scalars.of(length)
     assert k is not None
     resume = node["resume"] if node["resume"] < k.shape[-2] else -1
     seen = None if same is None else Rows(-2, same, resume)
-    return [need if need is not None and need.axis == -2 else None, seen, seen, None, None]
+    rest = [None] * (len(node.args) - 3)
+    return [need if need is not None and need.axis == -2 else None, seen, seen, *rest]
 
 
 def _aligned(operand: Node | None, need: Rows, size: int) -> Need:

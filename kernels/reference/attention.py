@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from frtc.kernels.dtypes import round_to
+from frtc.kernels.reference.emit import emit
 from frtc.kernels.reference.floats import Array, widen
 
 SCORES_AT_ONCE = 1 << 22  # elements of a block of rows times all keys: 16 MB in fp32
@@ -19,18 +20,21 @@ def attention(
     v: Array,
     mask: Array | None = None,
     length: Array | None = None,
+    inv: Array | None = None,
     *,
     scale: float,
     causal: bool = False,
     resume: int = -1,
     probs: str = "f32",
-) -> Array:
+    per_row: bool = False,
+    staged: str = "bf16",
+) -> Any:
     """softmax(scale q k^T, over visible keys) v; q [..., Hq, Sq, D], k [..., Hkv, Sk, D], v [..., Hkv, Sk, Dv].
 
     Query head h reads key head h // (Hq / Hkv). Key j is visible to query i iff mask[..., i, j] where given, and
     (length absent, or j < length, or 0 <= resume <= j), and (not causal, or j <= i + Sk - Sq). Probabilities are
     rounded to `probs` before they meet v ("f32": not rounded). A query that sees no key yields zeros; a key that no
-    query of its head group sees may hold anything, NaN too.
+    query of its head group sees may hold anything, NaN too. `per_row`: all heads of a token share a scale [..., Sq, 1].
     """
     *lead, heads, sq, _ = q.shape
     sk, group = k.shape[-2], heads // k.shape[-3]
@@ -45,7 +49,10 @@ def attention(
             seen = _visible(np.arange(block.start, block.stop), sq, sk, length, causal, resume)
             seen = seen if masks is None else seen & masks[(*at, block)]
             out[(*at, block)] = _rows(widen(q[(*at, block)]), keys, values, seen, scale, probs)
-    return out
+    if not per_row:
+        return emit(out, inv, per_row)
+    y, scales = emit(out, None, per_row, (-3, -1), staged)
+    return y, scales[..., 0, :, :]
 
 
 def _visible(i: Array, sq: int, sk: int, length: Array | None, causal: bool, resume: int) -> Array:

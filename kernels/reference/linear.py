@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from frtc.kernels.dtypes import round_to
+from frtc.kernels.reference.emit import LARGEST, SMALLEST_ROW, emit, scaled
 from frtc.kernels.reference.floats import Array, widen
+from frtc.kernels.reference.norm import normed, rotated_pairs
 from frtc.kernels.reference.pointwise import ACTIVATIONS
 
 WIDENED_AT_ONCE = 1 << 24  # elements of a weight held in fp32 at a time: 64 MB
@@ -21,29 +24,119 @@ def linear(
     residual: Array | None = None,
     gate: Array | None = None,
     rows: Array | None = None,
+    alpha: Array | None = None,
+    x_scale: Array | None = None,
+    inv: Array | None = None,
     *,
     act: str = "none",
-) -> Array:
-    """residual + gate * act(x @ w.T + b); x [..., K], w [N, K], b [N], residual [..., N], gate [N] or [..., N].
+    per_row: bool = False,
+    staged: str = "bf16",
+) -> Any:
+    """residual + gate * act(x_scale * alpha * (x @ w.T) + b); x [..., K], w [N, K], b [N], residual [..., N], gate [N]
+    or [..., N], x_scale [..., 1], alpha [N] or [].
 
     Rows (axis -2) from `rows` on are unspecified. They are NaN here: whatever reads one of them shows it.
     """
-    y = _times_transposed(x, w)
+    return emit(_linear(x, w, b, residual, gate, rows, alpha, x_scale, act), inv, per_row, staged=staged)
+
+
+def _linear(
+    x: Array,
+    w: Array,
+    b: Array | None,
+    residual: Array | None,
+    gate: Array | None,
+    rows: Array | None,
+    alpha: Array | None,
+    x_scale: Array | None,
+    act: str,
+) -> Array:
+    y = scaled(_times_transposed(x, w), alpha, x_scale)
     y = y if b is None else y + widen(b)
     y = ACTIVATIONS[act](y)
     y = y if gate is None else widen(gate) * y
     return _specified(y if residual is None else widen(residual) + y, rows)
 
 
-def gated_linear(x: Array, gate: Array, up: Array | None = None, rows: Array | None = None, *, act: str) -> Array:
-    """act(x @ gate.T) * (x @ up.T); without `up`, `gate` is [2F, K] with row 2i of the gate and row 2i + 1 of up.
+def gated_linear(
+    x: Array,
+    gate: Array,
+    up: Array | None = None,
+    rows: Array | None = None,
+    alpha: Array | None = None,
+    x_scale: Array | None = None,
+    inv: Array | None = None,
+    *,
+    act: str,
+    per_row: bool = False,
+    staged: str = "bf16",
+) -> Any:
+    """act(x @ gate.T) * (x @ up.T); without `up`, `gate` is [2F, K] with row 2i of the gate and row 2i + 1 of up, and
+    the products may be scaled: x_scale [..., 1], alpha [2F] in the order of the rows or [].
 
     Rows (axis -2) from `rows` on are unspecified: NaN here.
     """
     if up is None:
-        both = _times_transposed(x, gate)
-        return _specified(ACTIVATIONS[act](both[..., 0::2]) * both[..., 1::2], rows)
-    return _specified(ACTIVATIONS[act](_times_transposed(x, gate)) * _times_transposed(x, up), rows)
+        both = scaled(_times_transposed(x, gate), alpha, x_scale)
+        y = ACTIVATIONS[act](both[..., 0::2]) * both[..., 1::2]
+    else:
+        y = ACTIVATIONS[act](_times_transposed(x, gate)) * _times_transposed(x, up)
+    return emit(_specified(y, rows), inv, per_row, staged=staged)
+
+
+def linear_rope_qkv(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    cos: Array | None = None,
+    sin: Array | None = None,
+    rows: Array | None = None,
+    alpha: Array | None = None,
+    x_scale: Array | None = None,
+    *,
+    heads: int,
+    kv_heads: int,
+) -> tuple[Array, Array, Array]:
+    """q [heads, S, D], k and v [kv_heads, S, D] of x [S, K]; q and k rotated by cos, sin [S, D/2] ("half" pairing).
+
+    Rows 2i and 2i + 1 of w (and b, alpha) inside each head of q and k make elements i and i + D/2; v's are in order.
+    """
+    assert cos is not None and sin is not None
+    y = _linear(x, w, b, None, None, rows, alpha, x_scale, "none")
+    count = heads + 2 * kv_heads
+    split = y.reshape(*y.shape[:-1], count, y.shape[-1] // count).swapaxes(-2, -3)
+    turned = rotated_pairs(split[..., : heads + kv_heads, :, :], cos, sin)
+    return turned[..., :heads, :, :], turned[..., heads:, :, :], split[..., heads + kv_heads :, :, :]
+
+
+def linear_norm(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    residual: Array | None = None,
+    gate: Array | None = None,
+    rows: Array | None = None,
+    alpha: Array | None = None,
+    x_scale: Array | None = None,
+    norm_w: Array | None = None,
+    norm_b: Array | None = None,
+    inv: Array | None = None,
+    *,
+    act: str = "none",
+    kind: str,
+    eps: float,
+    offset: float = 0.0,
+    per_row: bool = False,
+    stored: str = "bf16",
+) -> tuple[Array, ...]:
+    """(s, y): s = linear(..) rounded to `stored`, y = the norm of that s; with its scale where `per_row`.
+
+    kind, offset, norm_w and norm_b are those of residual_norm.
+    """
+    s = _linear(x, w, b, residual, gate, rows, alpha, x_scale, act)
+    s = s if stored == "f32" else widen(round_to(s, stored))
+    y = emit(normed(s, norm_w, norm_b, kind, eps, offset), inv, per_row)
+    return (s, *y) if per_row else (s, y)
 
 
 def _specified(y: Array, rows: Array | None) -> Array:
@@ -112,9 +205,46 @@ def _in_order(a: Array, b: Array) -> Array:
     return y
 
 
+def quantize(w: Array, scale: Array) -> Array:
+    """w [N, K] / scale [N]: stored as e4m3, a weight in FP8."""
+    y: Array = widen(w) / widen(scale)[:, None]
+    return y
+
+
+def channel_scale(w: Array) -> Array:
+    """f32 [N]: what each row of w [N, K] is divided by before it is stored as e4m3.
+
+    A row's largest magnitude / 448, or the whole tensor's in every entry: whichever leaves less squared error.
+    """
+    most = np.zeros(len(w), np.float32)
+    for rows in _some_rows(w):
+        most[rows] = np.max(np.abs(w[rows].astype(np.float32)), axis=-1, initial=0.0)
+    each = np.maximum(most, np.float32(SMALLEST_ROW)) / np.float32(LARGEST)
+    whole = np.full_like(each, np.max(each, initial=0.0))
+    return each if _squared_error(w, each) <= _squared_error(w, whole) else whole
+
+
+def _squared_error(w: Array, scale: Array) -> float:
+    """Of w [N, K] stored as e4m3 with a scale for each row."""
+    total = 0.0
+    for rows in _some_rows(w):
+        values, s = w[rows].astype(np.float32), scale[rows, None]
+        total += float(np.sum((round_to(values / s, "e4m3").astype(np.float32) * s - values) ** 2, dtype=np.float64))
+    return total
+
+
+def _some_rows(w: Array) -> Iterator[slice]:
+    step = max(1, SUMS_AT_ONCE * 32 // max(1, w.shape[-1]))
+    return (slice(first, first + step) for first in range(0, len(w), step))
+
+
 OPS: dict[str, Callable[..., Any]] = {
     "linear": linear,
     "gated_linear": gated_linear,
+    "linear_rope_qkv": linear_rope_qkv,
+    "linear_norm": linear_norm,
     "matmul": matmul,
     "conv2d": conv2d,
+    "quantize": quantize,
+    "channel_scale": channel_scale,
 }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from frtc.kernels.dtypes import round_to
+from frtc.kernels.reference.emit import emit
 from frtc.kernels.reference.floats import Array, name_of, widen
 
 
@@ -22,22 +23,51 @@ def _rms(x: Array, eps: float) -> Array:
     return y
 
 
-def rms_norm(x: Array, w: Array | None = None, *, eps: float, offset: float = 0.0, inner: str = "f32") -> Array:
+def rms_norm(
+    x: Array,
+    w: Array | None = None,
+    inv: Array | None = None,
+    *,
+    eps: float,
+    offset: float = 0.0,
+    inner: str = "f32",
+    per_row: bool = False,
+) -> Any:
     """x * rsqrt(mean(x^2) + eps) * (offset + w); w[N]. The normalised x is rounded to `inner` before w meets it."""
     y = _rms(widen(x), eps)
     y = y if inner == "f32" else widen(round_to(y, inner))
-    return y if w is None else y * (y.dtype.type(offset) + widen(w))
+    return emit(y if w is None else y * (y.dtype.type(offset) + widen(w)), inv, per_row)
 
 
-def ada_rms_norm(x: Array, scale: Array, shift: Array, *, eps: float) -> Array:
+def ada_rms_norm(
+    x: Array, scale: Array, shift: Array, inv: Array | None = None, *, eps: float, per_row: bool = False
+) -> Any:
     """x * rsqrt(mean(x^2) + eps) * (1 + scale) + shift; scale and shift [N] or [..., N]."""
-    y: Array = _rms(widen(x), eps) * (1 + widen(scale)) + widen(shift)
-    return y
+    return emit(normed(x, scale, shift, "ada", eps), inv, per_row)
 
 
-def layer_norm(x: Array, w: Array | None = None, b: Array | None = None, *, eps: float) -> Array:
+def layer_norm(
+    x: Array,
+    w: Array | None = None,
+    b: Array | None = None,
+    inv: Array | None = None,
+    *,
+    eps: float,
+    per_row: bool = False,
+) -> Any:
     """(x - mean) * rsqrt(var + eps) * w + b; var is the mean square of x - mean."""
+    return emit(normed(x, w, b, "layer", eps), inv, per_row)
+
+
+def normed(x: Array, w: Array | None, b: Array | None, kind: str, eps: float, offset: float = 0.0) -> Array:
+    """The norm of a kind ("rms", "ada": w is scale and b is shift, "layer"), as numbers."""
     values = widen(x)
+    if kind == "rms":
+        y = _rms(values, eps)
+        return y if w is None else y * (y.dtype.type(offset) + widen(w))
+    if kind == "ada":
+        assert w is not None and b is not None, "an adaptive norm has scale and shift"
+        return _rms(values, eps) * (1 + widen(w)) + widen(b)
     y = _rms(values - np.mean(values, axis=-1, keepdims=True), eps)
     y = y if w is None else y * widen(w)
     return y if b is None else y + widen(b)
@@ -49,20 +79,18 @@ def residual_norm(
     gate: Array | None = None,
     w: Array | None = None,
     b: Array | None = None,
+    inv: Array | None = None,
     *,
     kind: str,
     eps: float,
     offset: float = 0.0,
-) -> tuple[Array, Array]:
-    """(s, y): s = x + gate * r rounded to x's type, y = the norm of that s. Kind "ada": w is scale and b is shift."""
+    per_row: bool = False,
+) -> tuple[Array, ...]:
+    """(s, y): s = x + gate * r rounded to x's type, y = the norm of that s; with its scale where `per_row`."""
     step = widen(r) if gate is None else widen(gate) * widen(r)
     s = widen(round_to(widen(x) + step, name_of(x)))
-    if kind == "rms":
-        return s, rms_norm(s, w, eps=eps, offset=offset)
-    if kind == "ada":
-        assert w is not None and b is not None, "an adaptive norm has scale and shift"
-        return s, ada_rms_norm(s, w, b, eps=eps)
-    return s, layer_norm(s, w, b, eps=eps)
+    y = emit(normed(s, w, b, kind, eps, offset), inv, per_row)
+    return (s, *y) if per_row else (s, y)
 
 
 def rope(x: Array, cos: Array, sin: Array, *, pairing: str = "half") -> Array:
@@ -78,6 +106,12 @@ def rope(x: Array, cos: Array, sin: Array, *, pairing: str = "half") -> Array:
     if interleaved:
         return np.stack([first, second], axis=-1).reshape(values.shape)
     return np.concatenate([first, second], axis=-1)
+
+
+def rotated_pairs(x: Array, cos: Array, sin: Array) -> Array:
+    """Neighbours (2i, 2i + 1) of x [..., S, D] rotated by the angles of cos, sin [S, D/2], laid out as halves."""
+    turned = rope(x, cos, sin, pairing="interleaved")
+    return np.concatenate([turned[..., 0::2], turned[..., 1::2]], axis=-1)
 
 
 def rope_qkv(

@@ -67,6 +67,20 @@ EXAMPLES: dict[str, Callable[[], Node]] = {
     "write": lambda: ops.write(KV, leaf("new", "bf16", 2, 3, 8), N, axis=-2),
     "linear": lambda: ops.linear(X, W, BIAS, None, GATE, act="silu", dtype="f32"),
     "gated_linear": lambda: ops.gated_linear(X, W, W2, act="gelu_tanh", dtype="f32"),
+    "linear_rope_qkv": lambda: item(
+        ops.linear_rope_qkv(
+            leaf("rows8", "bf16", 6, 8), weight("qkv", "bf16", 64, 8), None, COS, SIN, None,
+            weight("alpha64", "f32", 64), leaf("scales", "f32", 6, 1), heads=4, kv_heads=2, dtype="bf16",
+        ), 1
+    ),
+    "linear_norm": lambda: item(
+        ops.linear_norm(
+            X, weight("square", "bf16", 8, 8), None, Y, V, None, None, None, V, weight("shift", "f32", 8),
+            act="silu", kind="ada", eps=1e-5, per_row=True, dtype="e4m3",
+        ), 2
+    ),
+    "quantize": lambda: ops.quantize(W, ops.channel_scale(W)),
+    "channel_scale": lambda: ops.channel_scale(W),
     "matmul": lambda: ops.matmul(X, ops.transpose(Y, perm=(-1, -2)), dtype="f32"),
     "conv2d": lambda: ops.conv2d(
         leaf("image", "f32", 2, 3, 9, 9), weight("patch", "f32", 5, 3, 3, 3), stride=(2, 3), padding=(1, 0),

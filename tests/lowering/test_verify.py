@@ -33,7 +33,7 @@ def test_a_wrong_type_is_found_in_every_op(name: str) -> None:
     node = node.args[0] if node.op == "item" and node.args[0] is not None else node
     good = node.type if isinstance(node.type, Type) else node.type[0]
     bad = Type(good.dtype, (*good.shape, 2))
-    wrong = ir.make(node.op, node.args, dict(node.attrs), bad if isinstance(node.type, Type) else (bad,))
+    wrong = ir.make(node.op, node.args, dict(node.attrs), bad if isinstance(node.type, Type) else (bad, *node.type[1:]))
     with pytest.raises(Invalid, match=r"its rule gives|does not"):
         verify(graph_of(wrong if isinstance(wrong.type, Type) else ir.item(wrong, 0)))
 
