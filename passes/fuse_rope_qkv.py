@@ -1,9 +1,10 @@
 """fuse_rope_qkv: rotation of q and k and the move of v become one launch over the merged projection.
 
     q = rope(view(y, q part)); k = rope(view(y, k part)); v = view(y, v part)  -> (q, k, v) = rope_qkv(y)
+                               k = rope(view(y, k part)); v = view(y, v part)  -> (_, k, v) = rope_qkv(y, heads=0)
 
 After layout: whatever spelling the model used, the parts are views of y with known strides. k and v can then be written
-straight into the KV cache.
+straight into the KV cache. Without queries: a last layer of which only keys and values are read.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _fuse(graph: Graph, implements: Implements) -> Graph:
         if not node.is_const and isinstance(node.type, tuple) is False and len(node.shape) == 2:
             found = _match(node, readers, set(graph.roots))
             if found is not None and implements(found[0]):
-                change.update({old: (found[0], i) for i, old in enumerate(found[1])})
+                change.update({old: (found[0], i) for i, old in enumerate(found[1]) if old is not None})
                 count("fuse_rope_qkv")
     rebuilt: dict[Node, Node] = {}
 
@@ -71,32 +72,44 @@ def _fuse(graph: Graph, implements: Implements) -> Graph:
     return rebuild(graph, visit)
 
 
-def _match(y: Node, readers: dict[Node, list[Node]], roots: set[Node]) -> tuple[Node, list[Node]] | None:
-    """The fused node, and the three values it replaces, if all that reads `y` is two rotations and one move."""
+def _match(
+    y: Node, readers: dict[Node, list[Node]], roots: set[Node]
+) -> tuple[Node, tuple[Node | None, Node, Node]] | None:
+    """The fused node, and the q (or None), k and v it replaces, if all that reads `y` is rotations and one move."""
     views = readers.get(y, [])
-    if len(views) != 3 or y in roots or any(v.op != "view" for v in views):
+    if len(views) not in (2, 3) or y in roots or any(v.op != "view" for v in views):
         return None
     parts = [(_Heads.of(v, y), v) for v in views]
     if any(h is None for h, _ in parts):
         return None
-    ordered = sorted(((h, v) for h, v in parts if h is not None), key=lambda part: part[0].first)
-    (q, qv), (k, kv), (v, vv) = ordered
-    contiguous = q.first == 0 and k.first == q.heads * q.size and v.first == k.first + k.heads * k.size
-    if not contiguous or k != _Heads(v.heads, v.size, k.first) or (q.heads + 2 * k.heads) * q.size != y.shape[1]:
+    *ordered, (v, moved) = sorted(((h, v) for h, v in parts if h is not None), key=lambda part: part[0].first)
+    k, heads = ordered[-1][0], sum(q.heads for q, _ in ordered[:-1])
+    contiguous = ordered[0][0].first == 0 and k.first == heads * k.size and v.first == k.first + k.heads * k.size
+    sizes = {part.size for part, _ in ordered}
+    if not contiguous or k != _Heads(v.heads, v.size, k.first) or len(sizes) > 1:
         return None
-    ropes = [readers.get(qv, []), readers.get(kv, [])]
-    if any(len(r) != 1 or r[0].op != "rope" or r[0].args[0] not in (qv, kv) for r in ropes) or {qv, kv} & roots:
+    if (heads + 2 * k.heads) * k.size != y.shape[1]:
         return None
-    rq, rk = ropes[0][0], ropes[1][0]
-    if rq.args[1:] != rk.args[1:] or rq.attrs != rk.attrs or rq.dtype != rk.dtype or rq.dtype != y.dtype:
+    ropes = [_rotation(view, readers, roots) for _, view in ordered]
+    turned = [r for r in ropes if r is not None]
+    same = {(r.args[1:], r.attrs, r.dtype) for r in turned}
+    if len(turned) < len(ropes) or len(same) > 1 or turned[0].dtype != y.dtype:
         return None
-    cos, sin = (_rows(a, y.shape[0], q.size // 2) for a in rq.args[1:])
+    cos, sin = (_rows(a, y.shape[0], k.size // 2) for a in turned[0].args[1:])
     if cos is None or sin is None:
         return None
+    rk = turned[-1]
     fused: Node = rope_qkv(
-        y, cos, sin, heads=q.heads, kv_heads=k.heads, pairing=rq["pairing"], dtype=rq.dtype, loc=rq.loc
+        y, cos, sin, heads=heads, kv_heads=k.heads, pairing=rk["pairing"], dtype=rk.dtype, loc=turned[0].loc
     )
-    return fused, [rq, rk, vv]
+    return fused, (turned[0] if heads else None, rk, moved)
+
+
+def _rotation(view: Node, readers: dict[Node, list[Node]], roots: set[Node]) -> Node | None:
+    """The rope that alone reads `view`."""
+    found = readers.get(view, [])
+    alone = len(found) == 1 and found[0].op == "rope" and found[0].args[0] is view and view not in roots
+    return found[0] if alone else None
 
 
 def _rows(table: Node | None, rows: int, half: int) -> Node | None:

@@ -116,6 +116,59 @@ def test_interleaved() -> None:
     )
 
 
+def test_keys_and_values_alone() -> None:
+    """The last layer of a prefix: nothing asks for its queries."""
+    expect_pass(
+        fuse_rope_qkv(everything),
+        fires={"fuse_rope_qkv": 1},
+        before="""
+        graph g(x: f32[3,16], cos: f32[3,2], sin: f32[3,2]) {
+          %0 = view(%x, shape=[2,3,4], strides=[4,16,1]) : f32[2,3,4]
+          %1 = rope(%0, %cos, %sin) : f32[2,3,4]
+          %2 = view(%x, offset=8, shape=[2,3,4], strides=[4,16,1]) : f32[2,3,4]
+          return k=%1, v=%2
+        }
+        """,
+        after="""
+        graph g(x: f32[3,16], cos: f32[3,2], sin: f32[3,2]) {
+          %0 = rope_qkv(%x, %cos, %sin, heads=0, kv_heads=2) : (f32[0,3,4], f32[2,3,4], f32[2,3,4])
+          return k=%0.1, v=%0.2
+        }
+        """,
+    )
+
+
+def test_values_before_keys_stay() -> None:
+    """Near miss: the second part is rotated, the first is not."""
+    expect_unchanged(
+        fuse_rope_qkv(everything),
+        """
+        graph g(x: f32[3,16], cos: f32[3,2], sin: f32[3,2]) {
+          %0 = view(%x, shape=[2,3,4], strides=[4,16,1]) : f32[2,3,4]
+          %1 = view(%x, offset=8, shape=[2,3,4], strides=[4,16,1]) : f32[2,3,4]
+          %2 = rope(%1, %cos, %sin) : f32[2,3,4]
+          return v=%0, k=%2
+        }
+        """,
+    )
+
+
+def test_one_part_of_two_stays() -> None:
+    """Near miss: a query and a key of different sizes, and no value."""
+    expect_unchanged(
+        fuse_rope_qkv(everything),
+        """
+        graph g(x: f32[3,12], cos: f32[3,2], sin: f32[3,2]) {
+          %0 = view(%x, shape=[2,3,4], strides=[4,12,1]) : f32[2,3,4]
+          %1 = view(%x, offset=8, shape=[1,3,4], strides=[12,12,1]) : f32[1,3,4]
+          %2 = rope(%0, %cos, %sin) : f32[2,3,4]
+          %3 = rope(%1, %cos, %sin) : f32[1,3,4]
+          return q=%2, k=%3
+        }
+        """,
+    )
+
+
 def test_different_tables_stay() -> None:
     """Near miss: q and k are rotated by different angles."""
     expect_unchanged(
