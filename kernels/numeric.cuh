@@ -13,6 +13,7 @@ namespace frtc {
 using bf16 = __nv_bfloat16;
 using f16 = __half;
 using e4m3 = __nv_fp8_e4m3;
+using e4m3 = __nv_fp8_e4m3;
 
 // ---- one element ----------------------------------------------------------------------------------------------------
 
@@ -48,7 +49,15 @@ __device__ __forceinline__ f16 from_f32<f16>(float x) {
 template <>
 __device__ __forceinline__ e4m3 from_f32<e4m3>(float x) {
     e4m3 y;
+#if __CUDA_ARCH__ >= 890
     y.__x = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+#else  // the same in fp32; cuda_fp8.h goes through double. Below 2^-6 codes are 2^-9 apart: 2^14 + x has that step
+    const float size = fminf(fabsf(x), 448.0f);
+    const unsigned int bits = __float_as_uint(size);
+    const unsigned int code = size < 0x1p-6f ? __float_as_uint(size + 0x1p14f) - __float_as_uint(0x1p14f)
+                                             : (bits + 0x7ffffu + (bits >> 20 & 1u)) / (1u << 20) - (120u << 3);
+    y.__x = x != x ? 0x7fu : (__float_as_uint(x) >> 24 & 0x80u) | code;
+#endif
     return y;
 }
 
@@ -70,6 +79,27 @@ template <>
 __device__ __forceinline__ unsigned int pack2<f16>(float first, float second) {
     const __half2 pair = __floats2half2_rn(first, second);
     return *reinterpret_cast<const unsigned int*>(&pair);
+}
+
+// Two e4m3 in the low 16 bits, as two elements of T in one register. Exact, subnormals too, but NaN becomes 480. The bits
+// of an e4m3 number, moved into place, are those of a T with the other exponent bias: one product sets it right.
+template <typename T>
+__device__ __forceinline__ unsigned int widen2(unsigned int two);
+template <>
+__device__ __forceinline__ unsigned int widen2<bf16>(unsigned int two) {
+    const unsigned int apart = __byte_perm(two, 0, 0x4140);  // a byte at bit 0, a byte at bit 16
+    const unsigned int bits = (apart << 8 & 0x80008000u) | (apart << 4 & 0x07f007f0u);
+    const unsigned int power = 0x7b807b80u;  // 2^(127 - 7)
+    const __nv_bfloat162 pair = __hmul2(reinterpret_cast<const __nv_bfloat162&>(bits), reinterpret_cast<const __nv_bfloat162&>(power));
+    return reinterpret_cast<const unsigned int&>(pair);
+}
+template <>
+__device__ __forceinline__ unsigned int widen2<f16>(unsigned int two) {
+    const unsigned int apart = __byte_perm(two, 0, 0x4140);
+    const unsigned int bits = (apart << 8 & 0x80008000u) | (apart << 7 & 0x3f803f80u);
+    const unsigned int power = 0x5c005c00u;  // 2^(15 - 7)
+    const __half2 pair = __hmul2(reinterpret_cast<const __half2&>(bits), reinterpret_cast<const __half2&>(power));
+    return reinterpret_cast<const unsigned int&>(pair);
 }
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
@@ -107,6 +137,23 @@ __device__ __forceinline__ void store_f32(T* p, const float (&values)[N]) {
 #pragma unroll
         for (int j = 0; j < STEP; ++j) v.at[j] = from_f32<T>(values[i + j]);
         *reinterpret_cast<Vec<T, STEP>*>(p + i) = v;
+    }
+}
+
+// e4m3 in pairs: one instruction rounds two.
+template <int N>
+__device__ __forceinline__ void store_f32(e4m3* p, const float (&values)[N]) {
+    constexpr int STEP = N < kVec<e4m3> ? N : kVec<e4m3>;
+    static_assert(N % STEP == 0 && N % 2 == 0, "N is a power of two, and more than one");
+#pragma unroll
+    for (int i = 0; i < N; i += STEP) {
+        Vec<__nv_fp8x2_storage_t, STEP / 2> v;
+#pragma unroll
+        for (int j = 0; j < STEP / 2; ++j) {
+            const float2 pair = make_float2(values[i + 2 * j], values[i + 2 * j + 1]);
+            v.at[j] = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+        }
+        *reinterpret_cast<Vec<__nv_fp8x2_storage_t, STEP / 2>*>(p + i) = v;
     }
 }
 

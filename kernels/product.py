@@ -10,6 +10,11 @@ from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Operand, Param, Site
 
 EPILOGUE_TYPES = ("f32", "bf16", "f16")
+# Places of the optional operands in a site; x and w are 0 and 1.
+PLACES: Mapping[str, Mapping[str, int]] = {
+    "linear": {"bias": 2, "residual": 3, "gate": 4, "rows": 5, "alpha": 6, "x_scale": 7, "inv": 8},
+    "gated_linear": {"up": 2, "rows": 3, "alpha": 4, "x_scale": 5, "inv": 6},
+}
 NULL = Param("i64", 0)  # a pointer that is never followed
 
 
@@ -28,10 +33,21 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class Argument:
+    """A parameter of an epilogue: its C++ type and its value."""
+
+    cuda: str
+    param: Param
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """Sizes and operands. N counts the columns of the product: 2F where gated. w is [K, N] where `k_rows`.
 
-    rows   place in the site of the i32 that counts the rows of y (of each batch) that are specified
+    rows      place in the site of the i32 that counts the rows of y (of each batch) that are specified
+    alpha     fp32 factors of the columns of the product, ld 1, or one for all, ld 0
+    x_scale   fp32 factors of the rows
+    inv       fp32 factor of an e4m3 result
     """
 
     batch: int
@@ -48,6 +64,9 @@ class Product:
     gate: Matrix | None
     y: Matrix
     rows: int | None = None
+    alpha: Matrix | None = None
+    x_scale: Matrix | None = None
+    inv: Matrix | None = None
 
     @property
     def flops(self) -> float:
@@ -71,28 +90,52 @@ class Product:
             self.y.cuda,
             *(extra.cuda if extra else "frtc::None" for extra in (self.bias, self.residual, self.gate)),
         ]
-        gated = "true" if self.gated else "false"
-        return f"frtc::Epilogue<{', '.join(types)}, frtc::Act::{self.act}, {gated}>"
+        gated, x_scale = ("true" if flag else "false" for flag in (self.gated, self.x_scale is not None))
+        alpha = "none" if self.alpha is None else "each" if self.alpha.ld else "one"
+        return f"frtc::Epilogue<{', '.join(types)}, frtc::Act::{self.act}, {gated}, frtc::Alpha::{alpha}, {x_scale}>"
 
-    def pointers(self) -> tuple[Param, ...]:
-        """x, w, bias, residual, gate, y."""
-        operands = (self.x, self.w, self.bias, self.residual, self.gate)
-        given = [Param("operand", matrix.index) if matrix else NULL for matrix in operands]
-        return (*given, Param("result", self.y.index))
+    def params(self) -> tuple[Param, ...]:
+        """The first parameters of a kernel: x, w, rows, M, N, K, row strides of x and w, batch strides of x and w."""
+        rows = NULL if self.rows is None else Param("operand", self.rows)  # null: all, or no kernel can tell
+        return (
+            *(Param("operand", matrix.index) for matrix in (self.x, self.w)),
+            rows,
+            *(Param("i32", value) for value in (self.m, self.n, self.k, self.x.ld, self.w.ld)),
+            *(Param("i64", matrix.batch) for matrix in (self.x, self.w)),
+        )
 
-    def specified(self) -> Param:
-        """Pointer to the number of rows that anything reads; null: all, or no kernel can tell."""
-        return NULL if self.rows is None else Param("operand", self.rows)
+    def arguments(self) -> tuple[Argument, ...]:
+        """The last parameters of a kernel, which its epilogue takes (epilogue.cuh): pointers to bias, residual, gate,
+        alpha, x_scale, inv, y, row strides of residual, gate, x_scale, y, batch strides of the same."""
+        typed = [(matrix, matrix.cuda if matrix else "frtc::None") for matrix in (self.bias, self.residual, self.gate)]
+        typed += [(matrix, "float") for matrix in (self.alpha, self.x_scale, self.inv)]  # the type also where absent
+        strided = (self.residual, self.gate, self.x_scale, self.y)
+        return (
+            *(Argument(f"const {cuda}*", Param("operand", m.index) if m else NULL) for m, cuda in typed),
+            Argument(f"{self.y.cuda}*", Param("result", self.y.index)),
+            *(Argument("int", Param("i32", matrix.ld if matrix else 0)) for matrix in strided),
+            *(Argument("long long", Param("i64", matrix.batch if matrix else 0)) for matrix in strided),
+        )
 
-    def sizes(self) -> tuple[Param, ...]:
-        """M, N, K, then the row strides of x, w, residual, gate, y."""
-        strides = [matrix.ld if matrix else 0 for matrix in (self.x, self.w, self.residual, self.gate, self.y)]
-        return tuple(Param("i32", value) for value in (self.m, self.n, self.k, *strides))
 
-    def batches(self) -> tuple[Param, ...]:
-        """Batch strides of x, w, residual, gate, y."""
-        operands = (self.x, self.w, self.residual, self.gate, self.y)
-        return tuple(Param("i64", matrix.batch if matrix else 0) for matrix in operands)
+def types_of(arguments: Sequence[Argument]) -> str:
+    """The end of a template-id: the types of the pack of parameters."""
+    return ", ".join(argument.cuda for argument in arguments)
+
+
+def params_of(arguments: Sequence[Argument]) -> tuple[Param, ...]:
+    return tuple(argument.param for argument in arguments)
+
+
+def epilogue_refuses(p: Product) -> str:
+    """Why epilogue.cuh has no such epilogue, or ""."""
+    for matrix in (p.bias, p.residual, p.gate, p.y):
+        if matrix and matrix.dtype not in EPILOGUE_TYPES and not (matrix is p.y and p.inv and p.y.dtype == "e4m3"):
+            return f"the epilogue has no {matrix.dtype}" + (" without inv" if matrix.dtype == "e4m3" else "")
+    for name, scale in (("alpha", p.alpha), ("x_scale", p.x_scale), ("inv", p.inv)):
+        if scale and scale.dtype != "f32":
+            return f"{name} is {scale.dtype}; needs f32"
+    return f"inv scales an e4m3 result, not {p.y.dtype}" if p.inv and p.y.dtype != "e4m3" else ""
 
 
 def product_of(site: Site) -> Product | str:
@@ -102,42 +145,49 @@ def product_of(site: Site) -> Product | str:
 
 def _linear(site: Site) -> Product | str:
     gated = site.op == "gated_linear"
+    if site.attrs.get("per_row"):
+        return "per-row results need a kernel that finishes whole rows"
     x, w = site.operands[:2]
     assert x is not None and w is not None
-    extras = (None, None, None) if gated else (*site.operands[2:], None, None, None)[:3]
-    if gated and len(site.operands) > 2 and site.operands[2] is not None:
+    extras, (y,) = _extras(site), site.results
+    if "up" in extras:
         return "gate and up are two weights; needs their rows interleaved in one"
-    (y,) = site.results
     lead, out = x.shape[:-1], y.shape[-1]
-    bias, residual, gate = extras
-    rows = {"x": (x, 0), "residual": (residual, 3), "gate": (gate, 4), "y": (y, 0)}
-    strides = {name: _aligned(operand, (*lead, out))[:-1] for name, (operand, _) in rows.items() if operand}
+    rows = {"x": x} | {name: extras[name] for name in ("residual", "gate", "x_scale") if name in extras} | {"y": y}
+    strides = {name: _aligned(operand, (*lead, out))[:-1] for name, operand in rows.items()}
     split = _split_rows(lead, list(strides.values()))
     if split is None:
         return f"rows of {', '.join(strides)} with leading axes {lead} and strides {strides} are not evenly spaced"
-    batch, m, steps = split
-    matrices = {
-        name: Matrix(rows[name][1], operand.dtype, *step)
-        for name, step in zip(strides, steps, strict=True)
-        if (operand := rows[name][0]) is not None
-    }
-    wide = {"b": bias, "residual": residual, "gate": gate}
-    if narrow := [name for name, operand in wide.items() if operand and operand.shape[-1:] != (out,)]:
+    wide = {"b" if name == "bias" else name: extras[name] for name in ("bias", "residual", "gate") if name in extras}
+    if narrow := [name for name, operand in wide.items() if operand.shape[-1:] != (out,)]:
         return f"{', '.join(narrow)} repeats along the last axis"
-    if spread := _not_contiguous({"x": x, "w": w, "y": y, **wide}):
+    columns = {"alpha": extras["alpha"]} if "alpha" in extras else {}
+    if spread := _not_contiguous({"x": x, "w": w, "y": y, **wide, **columns}):
         return spread
+    batch, m, steps = split
+    places: dict[str, int] = {"x": 0, "y": 0, **PLACES[site.op]}
+    found = {name: Matrix(places[name], rows[name].dtype, *step) for name, step in zip(strides, steps, strict=True)}
+    for name in {"bias", "alpha", "inv"} & extras.keys():
+        each = name == "alpha" and extras[name].shape[-1:] == (w.shape[0],)
+        found[name] = Matrix(places[name], extras[name].dtype, int(each), 0)
     return Product(
         batch, m, w.shape[0], w.shape[1], gated, False, str(site.attrs.get("act", "none")),
-        matrices["x"], Matrix(1, w.dtype, _step(w, 0), 0), Matrix(2, bias.dtype, 0, 0) if bias else None,
-        matrices.get("residual"), matrices.get("gate"), matrices["y"], _rows(site, m),
+        found["x"], Matrix(1, w.dtype, _step(w, 0), 0), found.get("bias"), found.get("residual"), found.get("gate"),
+        found["y"], _rows(site, m), found.get("alpha"), found.get("x_scale"), found.get("inv"),
     )  # fmt: skip
+
+
+def _extras(site: Site) -> dict[str, Operand]:
+    """The optional operands that the site has, by name."""
+    given = {name: site.operands[place] for name, place in PLACES[site.op].items() if place < len(site.operands)}
+    return {name: operand for name, operand in given.items() if operand is not None}
 
 
 def _rows(site: Site, m: int) -> int | None:
     """The operand `rows`, which counts along axis -2: usable where the rows of the product are that axis alone."""
-    index = 3 if site.op == "gated_linear" else 5
-    rows = site.operands[index] if index < len(site.operands) else None
-    return index if rows is not None and rows.dtype == "i32" and site.results[0].shape[-2] == m else None
+    rows = _extras(site).get("rows")
+    usable = rows is not None and rows.dtype == "i32" and site.results[0].shape[-2] == m
+    return PLACES[site.op]["rows"] if usable else None
 
 
 def _matmul(site: Site) -> Product | str:

@@ -1,10 +1,11 @@
 // Raw PTX that every family shares: asynchronous copies, matrix fragments, tensor-core products, barriers.
 //
-// Needs sm_80. Fragment layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". With lane l,
+// Needs sm_80; products of e4m3 sm_89. Fragment layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". With lane l,
 // g = l / 4 and t = l % 4 an m16n8k16 product holds
 //   A  16x16  a[0] (g, 2t..)   a[1] (g+8, 2t..)   a[2] (g, 2t+8..)   a[3] (g+8, 2t+8..)    two elements a register
 //   B  16x8   b[0] (2t.., g)   b[1] (2t+8.., g)                                            two elements a register
 //   C  16x8   c[0] (g, 2t)     c[1] (g, 2t+1)     c[2] (g+8, 2t)     c[3] (g+8, 2t+1)      fp32
+// m16n8k32 of e4m3 has the same fragments byte by byte: four elements a register, 2t a place of two of them.
 // ldmatrix hands row r of 8x8 matrix i, two elements a lane, to lanes 4r..4r+3; lane 8i + r gives that row's address.
 #pragma once
 
@@ -77,6 +78,13 @@ __device__ __forceinline__ void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
                  : "memory");
 }
 
+// 16 bits, zero-extended.
+__device__ __forceinline__ u32 load_shared_16(u32 address) {
+    u32 r;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+    return r;
+}
+
 // ---- tensor cores ---------------------------------------------------------------------------------------------------
 
 // c += a b for one m16n8k16 tile; T is __nv_bfloat16 or __half, accumulation in fp32.
@@ -94,6 +102,15 @@ __device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(float (&c)[4], const
 template <>
 __device__ __forceinline__ void mma_m16n8k16<__half>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// c += a b for one m16n8k32 tile of e4m3, accumulation in fp32. sm_90 and sm_110 have no such instruction: there ptxas
+// widens to fp16 and takes two products.
+__device__ __forceinline__ void mma_m16n8k32_e4m3(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

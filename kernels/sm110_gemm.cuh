@@ -125,12 +125,10 @@ __device__ __forceinline__ void mainloop(u32 accumulators, u32 ring, u64* done, 
     fence_after_barrier();
 }
 
-template <typename T, int BN, int STAGES, typename EPILOGUE>
+template <typename T, int BN, int STAGES, typename EPILOGUE, typename... ARGUMENTS>
 __global__ void __launch_bounds__(THREADS)
-gemm(const T* __restrict__ x, const T* __restrict__ w, const typename EPILOGUE::BiasType* __restrict__ bias,
-     const typename EPILOGUE::ResidualType* residual, const typename EPILOGUE::GateType* gate,
-     typename EPILOGUE::OutType* y, int M, int N, int K, int ldx, int ldw, int ld_residual, int ld_gate, int ldy, i64 batch_x,
-     i64 batch_w, i64 batch_residual, i64 batch_gate, i64 batch_y, const int* __restrict__ rows) {
+gemm(const T* __restrict__ x, const T* __restrict__ w, const int* __restrict__ rows, int M, int N, int K, int ldx, int ldw,
+     i64 batch_x, i64 batch_w, ARGUMENTS... of_epilogue) {
     static_assert(BN == 32 || BN == 64 || BN == 128 || BN == 256, "columns of tensor memory are given out in powers of two");
     extern __shared__ __align__(128) u8 smem[];
     __shared__ __align__(8) u64 done[STAGES];
@@ -139,9 +137,7 @@ gemm(const T* __restrict__ x, const T* __restrict__ w, const typename EPILOGUE::
     const int m0 = blockIdx.x * BM, n0 = blockIdx.y * BN, warp = threadIdx.x / 32;
     if (rows && m0 >= *rows - (kSabotage == Sabotage::row_tile ? BM : 0)) return;
 
-    x += blockIdx.z * batch_x, w += blockIdx.z * batch_w, y += blockIdx.z * batch_y;
-    if (residual) residual += blockIdx.z * batch_residual;
-    if (gate) gate += blockIdx.z * batch_gate;
+    x += blockIdx.z * batch_x, w += blockIdx.z * batch_w;
     int k_tiles = (K + BK - 1) / BK;
     if constexpr (kSabotage == Sabotage::last_k_tile) --k_tiles;
 
@@ -161,7 +157,7 @@ gemm(const T* __restrict__ x, const T* __restrict__ w, const typename EPILOGUE::
 
     mainloop<T, BN, STAGES>(accumulators, ring, done, x, w, ldx, ldw, M, N, K, m0, n0, k_tiles);
 
-    const EPILOGUE epilogue(bias, residual, gate, y, M, N, ld_residual, ld_gate, ldy);
+    const EPILOGUE epilogue(M, N, blockIdx.z, of_epilogue...);
     const u32 lane = static_cast<u32>(warp * 32) << 16;  // a warp reads the 32 lanes of its own quarter
 #pragma unroll 1
     for (int column = 0; column < BN; column += 8) {
@@ -169,6 +165,7 @@ gemm(const T* __restrict__ x, const T* __restrict__ w, const typename EPILOGUE::
         load_accumulators(v, accumulators + lane + column);
         epilogue.store(m0 + static_cast<int>(threadIdx.x), n0 + column, v);
     }
+    epilogue.template finish<THREADS>(smem, m0);
     fence_before_barrier();
     __syncthreads();
     fence_after_barrier();

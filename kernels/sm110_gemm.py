@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from frtc.kernels.product import EPILOGUE_TYPES, Product, product_of
+from frtc.kernels.product import Product, epilogue_refuses, params_of, product_of, types_of
 from frtc.kernels.smxx_gemm import (
     BARRIER_US,
     CLOCK,
@@ -53,9 +53,8 @@ def refuse(site: Site, target: Target) -> str:
         return f"x is {p.x.dtype} and w is {p.w.dtype}; needs bf16 or f16 for both"
     if p.k_rows:
         return "the second operand is [K, N]; needs rows of K"
-    for matrix in (p.bias, p.residual, p.gate, p.y):
-        if matrix and matrix.dtype not in EPILOGUE_TYPES:
-            return f"the epilogue has no {matrix.dtype}"
+    if reason := epilogue_refuses(p):
+        return reason
     for name, matrix in (("x", p.x), ("w", p.w)):
         if matrix.ld % 8 or matrix.batch % 8:
             return f"rows of {name} are {matrix.ld} elements apart (batches {matrix.batch}), not a multiple of 16 bytes"
@@ -88,13 +87,14 @@ def cost(site: Site, config: Config, target: Target) -> float:
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     p = product_of(site)
     assert isinstance(p, Product)
+    epilogue = f"{p.epilogue()}, {types_of(p.arguments())}"
     stage = Stage(
         source="sm110_gemm.cuh",
-        entry=f"frtc::sm110::gemm<{p.x.cuda}, {config['BN']}, {config['STAGES']}, {p.epilogue()}>",
+        entry=f"frtc::sm110::gemm<{p.x.cuda}, {config['BN']}, {config['STAGES']}, {epilogue}>",
         grid=grid(p, config),
         block=THREADS,
         smem=smem(config),
-        params=(*p.pointers(), *p.sizes(), *p.batches(), p.specified()),
+        params=(*p.params(), *params_of(p.arguments())),
     )
     return (stage,)
 

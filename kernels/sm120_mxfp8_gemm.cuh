@@ -45,13 +45,11 @@ __device__ __forceinline__ void multiply(float (&acc)[TILE::WM / 16][TILE::WN / 
     }
 }
 
-template <typename TILE, typename EPILOGUE>
+template <typename TILE, typename EPILOGUE, typename... ARGUMENTS>
 __global__ void __launch_bounds__(TILE::THREADS)
-mxfp8_gemm(const u8* __restrict__ x, const u8* __restrict__ w, const typename EPILOGUE::BiasType* __restrict__ bias,
-           const typename EPILOGUE::ResidualType* residual, const typename EPILOGUE::GateType* gate,
-           typename EPILOGUE::OutType* y, const u8* __restrict__ x_scale, const u8* __restrict__ w_scale, int M, int N, int K,
-           int ldx, int ldw, int ld_residual, int ld_gate, int ldy, int ld_x_scale, int ld_w_scale,
-           const int* __restrict__ rows) {
+mxfp8_gemm(const u8* __restrict__ x, const u8* __restrict__ w, const int* __restrict__ rows, int M, int N, int K, int ldx,
+           int ldw, i64, i64, const u8* __restrict__ x_scale, const u8* __restrict__ w_scale, int ld_x_scale, int ld_w_scale,
+           ARGUMENTS... of_epilogue) {
     constexpr int STAGES = TILE::STAGES, STEPS = TILE::BK / 16;
     extern __shared__ __align__(128) u8 smem[];
     const u16* const x_pairs = reinterpret_cast<const u16*>(x);
@@ -92,8 +90,9 @@ mxfp8_gemm(const u8* __restrict__ x, const u8* __restrict__ w, const typename EP
     }
     cp_async_wait<0>();
     __syncthreads();
-    const EPILOGUE epilogue(bias, residual, gate, y, M, N, ld_residual, ld_gate, ldy);
-    store_rows<u16, TILE>(acc, reinterpret_cast<float*>(smem), epilogue, m0 + warp_m, n0 + warp_n);
+    const EPILOGUE epilogue(M, N, 0, of_epilogue...);
+    store_rows<TILE>(acc, reinterpret_cast<float*>(smem), epilogue, m0 + warp_m, n0 + warp_n);
+    epilogue.template finish<TILE::THREADS>(smem, m0);
 }
 
 }  // namespace frtc::sm120

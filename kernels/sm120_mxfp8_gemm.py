@@ -1,7 +1,7 @@
 """linear on block-scaled FP8: GeForce Blackwell. Device code: sm120_mxfp8_gemm.cuh.
 
-A site with scaled operands has their scales behind the op's own: x, w, b, residual, gate, rows, x_scale, w_scale. Those
-of MX are e8m0, bytes here. No pass makes such a site yet, so that today this kernel says of every site why not.
+A site with block-scaled operands has their scales behind the op's own nine. Those of MX are e8m0, bytes here. No pass
+makes such a site yet, so that today this kernel says of every site why not.
 Compiles, and has run on no GPU: only `--family native` offers it.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 
-from frtc.kernels.product import EPILOGUE_TYPES, Product, product_of
+from frtc.kernels.product import Product, epilogue_refuses, params_of, product_of, types_of
 from frtc.kernels.smxx_gemm import CLOCK, DRAM_SHARE, EPILOGUE_US, FIRST_TILE_US, LAUNCH_US
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
 
 BLOCK = 32  # elements of K under one scale (OCP Microscaling Formats specification 1.0, MXFP8)
-X_SCALE, W_SCALE = 6, 7
+X_SCALE, W_SCALE = 9, 10
 
 # BM, BN, BK, WM, WN, STAGES as in smxx_gemm.py; BK counts pairs of elements.
 TILES = (
@@ -39,9 +39,8 @@ def refuse(site: Site, target: Target) -> str:
     for name, index, rows in (("x", X_SCALE, p.m), ("w", W_SCALE, p.n)):
         if why := _wrong_scale(site.operands[index], rows, p.k // BLOCK):
             return f"the scale of {name} {why}"
-    for matrix in (p.bias, p.residual, p.gate, p.y):
-        if matrix and matrix.dtype not in EPILOGUE_TYPES:
-            return f"the epilogue has no {matrix.dtype}"
+    if reason := epilogue_refuses(p):
+        return reason
     for name, matrix in (("x", p.x), ("w", p.w)):
         if matrix.ld % 16:
             return f"rows of {name} are {matrix.ld} bytes apart, not a multiple of 16"
@@ -82,13 +81,14 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     x_scale, w_scale = site.operands[X_SCALE], site.operands[W_SCALE]
     assert x_scale is not None and w_scale is not None
     steps = (Param("i32", x_scale.strides[0]), Param("i32", w_scale.strides[0]))
+    epilogue = f"{p.epilogue()}, {types_of(p.arguments())}"
     stage = Stage(
         source="sm120_mxfp8_gemm.cuh",
-        entry=f"frtc::sm120::mxfp8_gemm<frtc::Tile<{bm}, {bn}, {bk}, {wm}, {wn}, {depth}>, {p.epilogue()}>",
+        entry=f"frtc::sm120::mxfp8_gemm<frtc::Tile<{bm}, {bn}, {bk}, {wm}, {wn}, {depth}>, {epilogue}>",
         grid=_grid(p, config),
         block=32 * warps,
         smem=max(depth * (bm + bn) * bk * 2, warps * 16 * (wn + 8) * 4),
-        params=(*p.pointers(), Param("operand", X_SCALE), Param("operand", W_SCALE), *p.sizes(), *steps, p.specified()),
+        params=(*p.params(), Param("operand", X_SCALE), Param("operand", W_SCALE), *steps, *params_of(p.arguments())),
     )
     return (stage,)
 

@@ -1,21 +1,25 @@
-// y = epilogue(x w^T) on the tensor cores of every target: mma.sync m16n8k16, cp.async ring, ldmatrix
+// y = epilogue(x w^T) on the tensor cores of every target: mma.sync, cp.async ring, ldmatrix
 //
-//   x  [M, K] rows of stride ldx          w  [N, K] rows of stride ldw, or [K, N] where K_ROWS         T: bf16, fp16
-//   y  [M, N], or [M, N / 2] where gated; bias, gate, residual: epilogue.cuh
+//   x  [M, K] rows of stride ldx          w  [N, K] rows of stride ldw, or [K, N] where K_ROWS
+//   X, W   bf16 or fp16 both, or e4m3 both (m16n8k32), or X of 16 bits and W e4m3, which is widened to X on its way from
+//          shared memory into fragments (exactly; a NaN in w becomes 480). K_ROWS: 16 bits both
+//   the epilogue's operands are the kernel's last parameters, a pack: epilogue.cuh
 //   rows of x and w start at multiples of 16 bytes (base address and stride); nothing beyond K (N) of a row is used
 //   rows   null, or the number of rows of y (of each batch) that anything reads: tiles beyond it are neither computed nor
 //          written, and the rows of the last tile beyond it may hold anything
-//   batch  x, w, residual, gate and y may have one more axis, with its own strides (0: the same for all)
+//   batch  x, w and the epilogue's operands may have one more axis, with its own strides (0: the same for all)
 //   grid   (ceil(M / BM), ceil(N / BN), splits or batch)      block  32 threads for each WM x WN part of the tile
-//   smem   STAGES * (BM + BN) * BK * 2 bytes: the ring; after the product, 16 rows of accumulators for each warp
+//   smem   STAGES * STAGE_BYTES: the ring; after the product, 16 rows of accumulators for each warp
 //   moves  every w element once from DRAM (neighbouring blocks share a column of tiles through L2), x from L2
 //   SPLIT_K: block z takes the z-th share of the K tiles and leaves fp32 accumulators in `partial`
 //          [tile, z, accumulator / 4, thread, 4]; the block that arrives last adds them in the order of z, so results
 //          never depend on timing. `arrived` holds one counter for each tile: zero before, zero after.
 //
-// In shared memory a tile is stored in panels of 64 elements: a row is 128 bytes = 8 chunks of 16, and chunk c of row r
+// BK and the widths of tiles count cells of 16 bits: one bf16, or two e4m3, whose fragments have the same bytes. A tile
+// of w next to an x of 16 bits (W8) has BK elements too, in BK / 2 cells.
+// In shared memory a tile is stored in panels of 64 cells: a row is 128 bytes = 8 chunks of 16, and chunk c of row r
 // lies at place c ^ (r % 8). Eight rows of one chunk (an ldmatrix phase) and eight chunks of one row (a cp.async phase)
-// both touch all 32 banks once. With BK = 32 a row is 64 bytes and chunk c lies at c ^ (r / 2 % 4): the same property.
+// both touch all 32 banks once. With 32 cells a row is 64 bytes and chunk c lies at c ^ (r / 2 % 4): the same property.
 #pragma once
 
 #include "epilogue.cuh"
@@ -24,17 +28,19 @@
 
 namespace frtc {
 
-template <int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_>
+template <int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, bool W8_ = false>
 struct Tile {
+    static constexpr bool W8 = W8_;
     static constexpr int BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_;
     static constexpr int THREADS = 32 * (BM / WM) * (BN / WN);
-    static constexpr int A_BYTES = BM * BK * 2, B_BYTES = BN * BK * 2, STAGE_BYTES = A_BYTES + B_BYTES;
+    static constexpr int BKW = W8 ? BK / 2 : BK;  // cells of a row of w
+    static constexpr int A_BYTES = BM * BK * 2, B_BYTES = BN * BKW * 2, STAGE_BYTES = A_BYTES + B_BYTES;
     static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "whole fragments");
-    static_assert(BK == 32 || BK % 64 == 0, "whole panels");
+    static_assert((BK == 32 || BK % 64 == 0) && (BKW == 32 || BKW % 64 == 0), "whole panels");
     static_assert(STAGES >= 2, "one stage is read while another is written");
 };
 
-// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of ROWS rows of WIDTH elements.
+// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of ROWS rows of WIDTH cells.
 template <int ROWS, int WIDTH>
 __device__ __forceinline__ u32 chunk_offset(int row, int chunk) {
     if constexpr (WIDTH == 32) {
@@ -44,15 +50,16 @@ __device__ __forceinline__ u32 chunk_offset(int row, int chunk) {
     }
 }
 
-// Starts the copy of the [ROWS, WIDTH] tile at (row0, column0) of a matrix with row stride ld; zero beyond its edges.
+// Starts the copy of the tile of ROWS rows of WIDTH cells at (row0, column0) of a matrix with row stride ld; zero beyond its
+// edges. Columns and strides count elements.
 // WHOLE: no row of the tile ends inside it. A size that is 0 or 16 costs a predicate, any other size five instructions.
 template <bool WHOLE, int ROWS, int WIDTH, int THREADS, typename T>
 __device__ __forceinline__ void copy_tile(u32 to, const T* matrix, int ld, int row0, int rows, int column0, int columns) {
-    constexpr int CHUNKS = WIDTH / 8, STEP = THREADS / CHUNKS;
+    constexpr int CHUNKS = WIDTH / 8, STEP = THREADS / CHUNKS, SIZE = sizeof(T), VEC = 16 / SIZE;
     static_assert(THREADS % CHUNKS == 0, "a thread keeps its column");
     const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
-    const int bytes = WHOLE ? 16 : min(max((columns - column0 - chunk * 8) * 2, 0), 16);
-    const T* from = matrix + static_cast<i64>(row0 + first) * ld + column0 + chunk * 8;
+    const int bytes = WHOLE ? 16 : min(max((columns - column0 - chunk * VEC) * SIZE, 0), 16);
+    const T* from = matrix + static_cast<i64>(row0 + first) * ld + column0 + chunk * VEC;
 #pragma unroll(WHOLE ? ROWS : 1)
     for (int r = 0; r < ROWS; r += STEP) {
         if (ROWS % STEP == 0 || first + r < ROWS) {
@@ -62,22 +69,22 @@ __device__ __forceinline__ void copy_tile(u32 to, const T* matrix, int ld, int r
     }
 }
 
-template <bool WHOLE, typename TILE, bool K_ROWS, typename T>
-__device__ __forceinline__ void copy_tiles(u32 to, const T* x, const T* w, int ldx, int ldw, int M, int N, int K, int m0,
+template <bool WHOLE, typename TILE, bool K_ROWS, typename X, typename W>
+__device__ __forceinline__ void copy_tiles(u32 to, const X* x, const W* w, int ldx, int ldw, int M, int N, int K, int m0,
                                            int n0, int k) {
     copy_tile<WHOLE, TILE::BM, TILE::BK, TILE::THREADS>(to, x, ldx, m0, M, k, K);
     if constexpr (K_ROWS) {
         copy_tile<WHOLE, TILE::BK, TILE::BN, TILE::THREADS>(to + TILE::A_BYTES, w, ldw, k, K, n0, N);
     } else {
-        copy_tile<WHOLE, TILE::BN, TILE::BK, TILE::THREADS>(to + TILE::A_BYTES, w, ldw, n0, N, k, K);
+        copy_tile<WHOLE, TILE::BN, TILE::BKW, TILE::THREADS>(to + TILE::A_BYTES, w, ldw, n0, N, k, K);
     }
 }
 
-// The fragments of one k-step of 16 for a warp: WM rows of x, WN columns of the product.
+// The fragments of one k-step of 16 cells of x for a warp: WM rows of x, WN columns of the product.
 template <typename TILE>
 struct Fragments {
     u32 a[TILE::WM / 16][4];
-    u32 b[TILE::WN / 16][4];  // two n8 blocks: (k 0-7, k 8-15) of the first, then of the second
+    u32 b[TILE::WN / 16][4];  // two n8 blocks: (cells 0-7, cells 8-15) of the first, then of the second; W8: not yet widened
 };
 
 template <typename TILE, bool K_ROWS>
@@ -95,6 +102,13 @@ __device__ __forceinline__ void load_fragments(Fragments<TILE>& f, u32 stage, in
         if constexpr (K_ROWS) {
             const int row = step * 16 + lane % 16;
             ldmatrix_x4_trans(f.b[j], b + chunk_offset<TILE::BK, TILE::BN>(row, column / 8 + lane / 16));
+        } else if constexpr (TILE::W8) {
+            // A step is one chunk. Eight rows of one chunk lie in different banks, so these loads have no conflicts.
+#pragma unroll
+            for (int n8 = 0; n8 < 2; ++n8) {
+                const u32 at = b + chunk_offset<TILE::BN, TILE::BKW>(column + n8 * 8 + lane / 4, step) + lane % 4 * 2;
+                f.b[j][n8 * 2] = load_shared_16(at), f.b[j][n8 * 2 + 1] = load_shared_16(at + 8);
+            }
         } else {
             const int row = column + lane % 8 + lane / 16 * 8;
             ldmatrix_x4(f.b[j], b + chunk_offset<TILE::BN, TILE::BK>(row, step * 2 + lane / 8 % 2));
@@ -102,31 +116,41 @@ __device__ __forceinline__ void load_fragments(Fragments<TILE>& f, u32 stage, in
     }
 }
 
-template <typename T, typename TILE>
+template <typename TILE>
 using Accumulators = float[TILE::WM / 16][TILE::WN / 8][4];
 
-template <typename T, typename TILE>
-__device__ __forceinline__ void multiply(Accumulators<T, TILE>& acc, const Fragments<TILE>& f) {
+template <typename X, typename TILE>
+__device__ __forceinline__ void multiply(Accumulators<TILE>& acc, const Fragments<TILE>& f) {
 #pragma unroll
     for (int j = 0; j < TILE::WN / 8; ++j) {
+        u32 b0 = f.b[j / 2][j % 2 * 2], b1 = f.b[j / 2][j % 2 * 2 + 1];
+        if constexpr (TILE::W8) b0 = widen2<X>(b0), b1 = widen2<X>(b1);
 #pragma unroll
         for (int i = 0; i < TILE::WM / 16; ++i) {
-            mma_m16n8k16<T>(acc[i][j], f.a[i], f.b[j / 2][j % 2 * 2], f.b[j / 2][j % 2 * 2 + 1]);
+            if constexpr (sizeof(X) == 1) {
+                mma_m16n8k32_e4m3(acc[i][j], f.a[i], b0, b1);
+            } else {
+                mma_m16n8k16<X>(acc[i][j], f.a[i], b0, b1);
+            }
         }
     }
 }
 
+// Elements of K in a tile.
+template <typename X, typename TILE>
+inline constexpr int kTileK = TILE::BK * 2 / static_cast<int>(sizeof(X));
+
 // acc = the warp's part of x w^T over k_tiles tiles. Fragments are loaded one step ahead of the
 // products, tiles STAGES - 1 ahead. A slot is refilled after the barrier that follows the last read of its fragments.
-template <typename T, typename TILE, bool K_ROWS>
-__device__ __forceinline__ void mainloop(Accumulators<T, TILE>& acc, u32 ring, const T* x, const T* w, int ldx, int ldw,
-                                         int M, int N, int K, int m0, int n0, int k_tiles, int warp_m, int warp_n) {
-    constexpr int STAGES = TILE::STAGES, STEPS = TILE::BK / 16;
+template <typename TILE, bool K_ROWS, typename X, typename W>
+__device__ __forceinline__ void mainloop(Accumulators<TILE>& acc, u32 ring, const X* x, const W* w, int ldx, int ldw, int M,
+                                         int N, int K, int m0, int n0, int k_tiles, int warp_m, int warp_n) {
+    constexpr int STAGES = TILE::STAGES, STEPS = TILE::BK / 16, TILE_K = kTileK<X, TILE>;
     const auto copy = [&](int tile, int slot) {
         const u32 to = ring + slot * TILE::STAGE_BYTES;
-        const int k = tile * TILE::BK;
+        const int k = tile * TILE_K;
         if (tile < k_tiles) {
-            if (k + TILE::BK <= K && (!K_ROWS || n0 + TILE::BN <= N)) {
+            if (k + TILE_K <= K && (!K_ROWS || n0 + TILE::BN <= N)) {
                 copy_tiles<true, TILE, K_ROWS>(to, x, w, ldx, ldw, M, N, K, m0, n0, k);
             } else {
                 copy_tiles<false, TILE, K_ROWS>(to, x, w, ldx, ldw, M, N, K, m0, n0, k);
@@ -156,7 +180,7 @@ __device__ __forceinline__ void mainloop(Accumulators<T, TILE>& acc, u32 ring, c
                 __syncthreads();
                 load_fragments<TILE, K_ROWS>(fragments[0], ring + read * TILE::STAGE_BYTES, warp_m, warp_n, 0);
             }
-            multiply<T, TILE>(acc, fragments[step % 2]);
+            multiply<X, TILE>(acc, fragments[step % 2]);
         }
     }
     cp_async_wait<0>();
@@ -164,8 +188,8 @@ __device__ __forceinline__ void mainloop(Accumulators<T, TILE>& acc, u32 ring, c
 }
 
 // Leaves this block's accumulators in `partial`. True in the block that arrived last, which then holds the sum.
-template <typename T, typename TILE>
-__device__ __forceinline__ bool reduce_splits(Accumulators<T, TILE>& acc, float* partial, u32* arrived) {
+template <typename TILE>
+__device__ __forceinline__ bool reduce_splits(Accumulators<TILE>& acc, float* partial, u32* arrived) {
     constexpr int QUADS = (TILE::WM / 16) * (TILE::WN / 8);
     const int tile = blockIdx.x + gridDim.x * blockIdx.y;
     const int splits = gridDim.z;
@@ -195,8 +219,8 @@ __device__ __forceinline__ bool reduce_splits(Accumulators<T, TILE>& acc, float*
 
 // Turns fragments into rows through shared memory, 16 rows of a warp at a time, so that 16-byte accesses of
 // neighbouring lanes fill whole lines. Row stride WN + 8 floats: eight lanes of a store phase touch 32 banks.
-template <typename T, typename TILE, typename EPILOGUE>
-__device__ __forceinline__ void store_rows(const Accumulators<T, TILE>& acc, float* smem, const EPILOGUE& epilogue, int row0,
+template <typename TILE, typename EPILOGUE>
+__device__ __forceinline__ void store_rows(const Accumulators<TILE>& acc, float* smem, const EPILOGUE& epilogue, int row0,
                                            int column0) {
     constexpr int STRIDE = TILE::WN + 8, LANES = TILE::WN / 8, ROWS = 32 / LANES;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -221,40 +245,38 @@ __device__ __forceinline__ void store_rows(const Accumulators<T, TILE>& acc, flo
     }
 }
 
-template <typename T, typename TILE, typename EPILOGUE, bool SPLIT_K, bool K_ROWS>
+template <typename X, typename W, typename TILE, typename EPILOGUE, bool SPLIT_K, bool K_ROWS, typename... ARGUMENTS>
 __global__ void __launch_bounds__(TILE::THREADS)
-smxx_gemm(const T* __restrict__ x, const T* __restrict__ w, const typename EPILOGUE::BiasType* __restrict__ bias,
-          const typename EPILOGUE::ResidualType* residual, const typename EPILOGUE::GateType* gate,
-          typename EPILOGUE::OutType* y, float* partial, u32* arrived, int M, int N, int K, int ldx, int ldw, int ld_residual,
-          int ld_gate, int ldy, i64 batch_x, i64 batch_w, i64 batch_residual, i64 batch_gate, i64 batch_y,
-          const int* __restrict__ rows) {
+smxx_gemm(const X* __restrict__ x, const W* __restrict__ w, const int* __restrict__ rows, int M, int N, int K, int ldx,
+          int ldw, i64 batch_x, i64 batch_w, float* partial, u32* arrived, ARGUMENTS... of_epilogue) {
+    static_assert(TILE::W8 == (sizeof(W) < sizeof(X)) && (!K_ROWS || sizeof(W) == 2), "tiles suit the types");
     extern __shared__ __align__(128) u8 smem[];
     const int m0 = blockIdx.x * TILE::BM, n0 = blockIdx.y * TILE::BN;
-    // Every block of a tile leaves here, so that its counter stays zero.
+    // Every block of a row of tiles leaves here, so that its counters stay zero.
     if (rows && m0 >= *rows - (kSabotage == Sabotage::row_tile ? TILE::BM : 0)) return;
     const int warp = threadIdx.x / 32;
     const int warp_m = warp % (TILE::BM / TILE::WM) * TILE::WM, warp_n = warp / (TILE::BM / TILE::WM) * TILE::WN;
 
-    int k_tiles = (K + TILE::BK - 1) / TILE::BK;
+    constexpr int TILE_K = kTileK<X, TILE>;
+    int k_tiles = (K + TILE_K - 1) / TILE_K;
     if constexpr (SPLIT_K) {
         static_assert(!K_ROWS, "w is advanced along its rows");
         const int share = (k_tiles + gridDim.z - 1) / gridDim.z, first = blockIdx.z * share;
         k_tiles = min(share, k_tiles - first);
-        x += first * TILE::BK, w += first * TILE::BK, K -= first * TILE::BK;
+        x += first * TILE_K, w += first * TILE_K, K -= first * TILE_K;
     } else {
-        x += blockIdx.z * batch_x, w += blockIdx.z * batch_w, y += blockIdx.z * batch_y;
-        if (residual) residual += blockIdx.z * batch_residual;
-        if (gate) gate += blockIdx.z * batch_gate;
+        x += blockIdx.z * batch_x, w += blockIdx.z * batch_w;
     }
     if constexpr (kSabotage == Sabotage::last_k_tile) --k_tiles;
 
-    float acc[TILE::WM / 16][TILE::WN / 8][4] = {};
-    mainloop<T, TILE, K_ROWS>(acc, shared_address(smem), x, w, ldx, ldw, M, N, K, m0, n0, k_tiles, warp_m, warp_n);
+    Accumulators<TILE> acc = {};
+    mainloop<TILE, K_ROWS>(acc, shared_address(smem), x, w, ldx, ldw, M, N, K, m0, n0, k_tiles, warp_m, warp_n);
     if constexpr (SPLIT_K) {
-        if (!reduce_splits<T, TILE>(acc, partial, arrived)) return;
+        if (!reduce_splits<TILE>(acc, partial, arrived)) return;
     }
-    const EPILOGUE epilogue(bias, residual, gate, y, M, N, ld_residual, ld_gate, ldy);
-    store_rows<T, TILE>(acc, reinterpret_cast<float*>(smem), epilogue, m0 + warp_m, n0 + warp_n);
+    const EPILOGUE epilogue(M, N, SPLIT_K ? 0 : blockIdx.z, of_epilogue...);
+    store_rows<TILE>(acc, reinterpret_cast<float*>(smem), epilogue, m0 + warp_m, n0 + warp_n);
+    epilogue.template finish<TILE::THREADS>(smem, m0);
 }
 
 }  // namespace frtc

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from frtc.kernels.product import EPILOGUE_TYPES, NULL, Product, product_of
+from frtc.kernels.product import NULL, Product, epilogue_refuses, params_of, product_of, types_of
 from frtc.kernels.spec import Config, Kernel, Param, Site, Stage
 from frtc.kernels.targets import KiB, Target
 
@@ -105,9 +105,8 @@ def refuse(site: Site, target: Target) -> str:
         return p
     if p.x.dtype not in ("bf16", "f16") or p.w.dtype != p.x.dtype:
         return f"x is {p.x.dtype} and w is {p.w.dtype}; needs bf16 or f16 for both"
-    for matrix in (p.bias, p.residual, p.gate, p.y):
-        if matrix and matrix.dtype not in EPILOGUE_TYPES:
-            return f"the epilogue has no {matrix.dtype}"
+    if reason := epilogue_refuses(p):
+        return reason
     for name, matrix in (("x", p.x), ("w", p.w)):
         if matrix.ld % 8 or matrix.batch % 8:
             return f"rows of {name} are {matrix.ld} elements apart (batches {matrix.batch}), not a multiple of 16 bytes"
@@ -200,11 +199,11 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     workspace = (Param("scratch", 0), Param("counters", 0)) if split else (NULL, NULL)
     stage = Stage(
         source="smxx_gemm.cuh",
-        entry=f"frtc::smxx_gemm<{p.x.cuda}, {shape}, {p.epilogue()}, {flags}>",
+        entry=f"frtc::smxx_gemm<{p.x.cuda}, {p.w.cuda}, {shape}, {p.epilogue()}, {flags}, {types_of(p.arguments())}>",
         grid=tile.grid(p),
         block=32 * tile.warps,
         smem=tile.smem,
-        params=(*p.pointers(), *workspace, *p.sizes(), *p.batches(), p.specified()),
+        params=(*p.params(), *workspace, *params_of(p.arguments())),
     )
     return (stage,)
 

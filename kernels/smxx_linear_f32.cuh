@@ -2,7 +2,7 @@
 // tensor-core kernel cannot read
 //
 //   x  [M, K] rows of stride ldx          w  [N, K] rows of stride ldw          fp32, bf16 or fp16, any alignment
-//   y  [M, N], or [M, N / 2] where gated; bias, gate, residual: epilogue.cuh; batch as in smxx_gemm.cuh
+//   y  [M, N], or [M, N / 2] where gated; bias, gate, residual: epilogue.cuh; batch, rows as in smxx_gemm.cuh
 //
 //   smxx_linear_f32   tiles, for many outputs. Sums over K in order, one fused multiply-add at a time
 //     grid   (ceil(M / BM), ceil(N / 128), batch)    block  256 threads, each TM = BM / 16 rows by 8 columns
@@ -45,21 +45,18 @@ struct Share {
     }
 };
 
-template <typename X, typename W, int BM, typename EPILOGUE>
+template <typename X, typename W, int BM, typename EPILOGUE, typename... ARGUMENTS>
 __global__ void __launch_bounds__(256, 1)
-smxx_linear_f32(const X* __restrict__ x, const W* __restrict__ w, const typename EPILOGUE::BiasType* __restrict__ bias,
-                const typename EPILOGUE::ResidualType* residual, const typename EPILOGUE::GateType* gate,
-                typename EPILOGUE::OutType* y, int M, int N, int K, int ldx, int ldw, int ld_residual, int ld_gate, int ldy,
-                i64 batch_x, i64 batch_w, i64 batch_residual, i64 batch_gate, i64 batch_y) {
+smxx_linear_f32(const X* __restrict__ x, const W* __restrict__ w, const int* __restrict__ rows, int M, int N, int K, int ldx,
+                int ldw, i64 batch_x, i64 batch_w, ARGUMENTS... of_epilogue) {
     constexpr int K_TILE = 16, BN = 128, TM = BM / 16, TN = EPILOGUE::IN;
     // Four floats of padding keep the rows aligned and spread a warp's transposing stores over the banks.
     constexpr int A = BM + 4, B = BN + 4;
     __shared__ __align__(16) float tiles[2][K_TILE * (A + B)];
-    x += blockIdx.z * batch_x, w += blockIdx.z * batch_w, y += blockIdx.z * batch_y;
-    if (residual) residual += blockIdx.z * batch_residual;
-    if (gate) gate += blockIdx.z * batch_gate;
+    x += blockIdx.z * batch_x, w += blockIdx.z * batch_w;
 
     const int m0 = blockIdx.x * BM, n0 = blockIdx.y * BN;
+    if (rows && m0 >= *rows) return;
     const int row0 = threadIdx.x / 16 * TM, column0 = threadIdx.x % 16 * TN;
     const int k_tiles = (K + K_TILE - 1) / K_TILE - (kSabotage == Sabotage::last_k_tile ? 1 : 0);
     Share<BM, K_TILE, 256> of_x;
@@ -84,7 +81,7 @@ smxx_linear_f32(const X* __restrict__ x, const W* __restrict__ w, const typename
             }
         }
     }
-    const EPILOGUE epilogue(bias, residual, gate, y, M, N, ld_residual, ld_gate, ldy);
+    const EPILOGUE epilogue(M, N, blockIdx.z, of_epilogue...);
 #pragma unroll
     for (int i = 0; i < TM; ++i) epilogue.store(m0 + row0 + i, n0 + column0, acc[i]);
 }
@@ -106,19 +103,15 @@ __device__ __forceinline__ void dot(float (&acc)[COLUMNS], const X* x, const W* 
     }
 }
 
-template <typename X, typename W, typename EPILOGUE>
+template <typename X, typename W, typename EPILOGUE, typename... ARGUMENTS>
 __global__ void __launch_bounds__(128)
-smxx_dot_f32(const X* __restrict__ x, const W* __restrict__ w, const typename EPILOGUE::BiasType* __restrict__ bias,
-             const typename EPILOGUE::ResidualType* residual, const typename EPILOGUE::GateType* gate,
-             typename EPILOGUE::OutType* y, int M, int N, int K, int ldx, int ldw, int ld_residual, int ld_gate, int ldy,
-             i64 batch_x, i64 batch_w, i64 batch_residual, i64 batch_gate, i64 batch_y) {
+smxx_dot_f32(const X* __restrict__ x, const W* __restrict__ w, const int* __restrict__ rows, int M, int N, int K, int ldx,
+             int ldw, i64 batch_x, i64 batch_w, ARGUMENTS... of_epilogue) {
     constexpr int COLUMNS = EPILOGUE::IN, V = 4;
-    x += blockIdx.z * batch_x, w += blockIdx.z * batch_w, y += blockIdx.z * batch_y;
-    if (residual) residual += blockIdx.z * batch_residual;
-    if (gate) gate += blockIdx.z * batch_gate;
+    x += blockIdx.z * batch_x, w += blockIdx.z * batch_w;
 
     const int row = blockIdx.x, column = (blockIdx.y * 4 + threadIdx.x / 32) * COLUMNS;
-    if (column >= N) return;
+    if (column >= N || (rows && row >= *rows)) return;
     const int length = K - (kSabotage == Sabotage::last_k_tile ? 1 : 0);
     x += static_cast<i64>(row) * ldx, w += static_cast<i64>(column) * ldw;
     float acc[COLUMNS] = {};
@@ -129,7 +122,7 @@ smxx_dot_f32(const X* __restrict__ x, const W* __restrict__ w, const typename EP
     }
 #pragma unroll
     for (int j = 0; j < COLUMNS; ++j) acc[j] = warp_sum(acc[j]);
-    const EPILOGUE epilogue(bias, residual, gate, y, M, N, ld_residual, ld_gate, ldy);
+    const EPILOGUE epilogue(M, N, blockIdx.z, of_epilogue...);
     if (threadIdx.x % 32 == 0) epilogue.store(row, column, acc);
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from frtc.kernels import smxx_gemm
-from frtc.kernels.product import EPILOGUE_TYPES, Product, product_of
+from frtc.kernels.product import EPILOGUE_TYPES, Product, epilogue_refuses, params_of, product_of, types_of
 from frtc.kernels.spec import Config, Kernel, Site, Stage
 from frtc.kernels.targets import Target
 
@@ -22,9 +22,11 @@ def refuse(site: Site, target: Target) -> str:
     p = product_of(site)
     if isinstance(p, str):
         return p
-    for matrix in (p.x, p.w, p.bias, p.residual, p.gate, p.y):
-        if matrix and matrix.dtype not in EPILOGUE_TYPES:
+    for matrix in (p.x, p.w):
+        if matrix.dtype not in EPILOGUE_TYPES:
             return f"no {matrix.dtype} here"
+    if reason := epilogue_refuses(p):
+        return reason
     if not smxx_gemm.refuse(site, target):
         return "tensor cores can do it"
     if p.batch > 65535 or math.ceil(p.n / 32) > 65535:
@@ -68,11 +70,11 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     name, size = ("smxx_dot_f32", "") if rows == 0 else ("smxx_linear_f32", f"{rows}, ")
     stage = Stage(
         source="smxx_linear_f32.cuh",
-        entry=f"frtc::{name}<{p.x.cuda}, {p.w.cuda}, {size}{p.epilogue()}>",
+        entry=f"frtc::{name}<{p.x.cuda}, {p.w.cuda}, {size}{p.epilogue()}, {types_of(p.arguments())}>",
         grid=_grid(p, rows),
         block=128 if rows == 0 else 256,
         smem=0,
-        params=(*p.pointers(), *p.sizes(), *p.batches()),
+        params=(*p.params(), *params_of(p.arguments())),
     )
     return (stage,)
 

@@ -34,7 +34,7 @@ def scaled(m: int, n: int, k: int, dtype: str = "e4m3", bias: str = "", residual
     """linear of two MX operands: their scales, one for 32 elements of K, behind the op's operands."""
     site = linear(m, n, k, dtype, bias=bias, residual=residual, out="bf16", act="gelu_tanh")
     scales = (Operand.packed("u8", m, k // 32), Operand.packed("u8", n, k // 32))
-    return replace(site, operands=(*site.operands, None, *scales))
+    return replace(site, operands=(*site.operands, None, None, None, None, *scales))
 
 
 def native(name: str, site: Site, target: Target) -> list[Choice]:
@@ -152,7 +152,7 @@ def test_rows_are_served_to_their_end() -> None:
     for choice in native("sm110_gemm", site, THOR):
         stage = stage_of(choice, site, THOR)
         assert stage.grid == (2, -(-203 // choice.config["BN"]), 1) and stage.block == 128
-        assert stage.params[6:9] == (Param("i32", 130), Param("i32", 203), Param("i32", 1021))
+        assert stage.params[3:6] == (Param("i32", 130), Param("i32", 203), Param("i32", 1021))
     batched = matmul((3,), 70, 90, 200, transposed=True)
     assert {stage_of(c, batched, THOR).grid[2] for c in native("sm110_batched_gemm", batched, THOR)} == {3}
 
@@ -167,8 +167,8 @@ def test_block_scales_are_asked_for() -> None:
             assert CATALOG.select(case.site, RTX5090, ("baseline", "sm_120a")).kernel.family == "baseline"
     for wrong, reason in (
         (replace(MX_SITE, operands=MX_SITE.operands[:6]), "needs e4m3 with a scale"),
-        (replace(MX_SITE, operands=(*MX_SITE.operands[:6], None, MX_SITE.operands[7])), "the scale of x is absent"),
-        (replace(MX_SITE, operands=(*MX_SITE.operands[:7], Operand.packed("f32", 2560, 64))), "the scale of w is f32"),
+        (replace(MX_SITE, operands=(*MX_SITE.operands[:9], None, MX_SITE.operands[10])), "the scale of x is absent"),
+        (replace(MX_SITE, operands=(*MX_SITE.operands[:10], Operand.packed("f32", 2560, 64))), "the scale of w is f32"),
         (scaled(50, 128, 2040), "K = 2040; needs one, and whole blocks of 32"),
     ):
         assert reason in kernel.refuse(wrong, RTX5090)
@@ -179,18 +179,18 @@ def test_block_scales_are_asked_for() -> None:
 def test_scales_are_parameters() -> None:
     (first, *_) = native("sm120_mxfp8_gemm", MX_SITE, RTX5090)
     params = stage_of(first, MX_SITE, RTX5090).params
-    assert params[6:8] == (Param("operand", 6), Param("operand", 7))
-    assert params[-3:] == (Param("i32", 64), Param("i32", 64), NULL)
+    assert params[2] == NULL
+    assert params[10:14] == (Param("operand", 9), Param("operand", 10), Param("i32", 64), Param("i32", 64))
 
 
 def test_rows_that_nothing_reads_are_left_out() -> None:
     count = Operand("i32", (), ())
     few = replace(THOR_SITE, operands=(*THOR_SITE.operands, count))
     (first, *_) = native("sm110_gemm", few, THOR)
-    assert stage_of(first, few, THOR).params[-1] == Param("operand", 5)
+    assert stage_of(first, few, THOR).params[2] == Param("operand", 5)
     few = replace(MX_SITE, operands=(*MX_SITE.operands[:5], count, *MX_SITE.operands[6:]))
     (first, *_) = native("sm120_mxfp8_gemm", few, RTX5090)
-    assert stage_of(first, few, RTX5090).params[-1] == Param("operand", 5)
+    assert stage_of(first, few, RTX5090).params[2] == Param("operand", 5)
 
 
 @pytest.mark.parametrize("arch", ["thor", pytest.param("rtx5090", marks=pytest.mark.full)])

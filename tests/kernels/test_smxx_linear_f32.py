@@ -20,7 +20,7 @@ HOPPER = TARGETS["hopper"]
         (linear(5, 16, 64), "tensor cores can do it"),
         (linear(5, 16, 64, "f32"), ""),
         (linear(5, 16, 64, gap=3), ""),
-        (linear(5, 16, 64, "f32", out="f64"), "no f64 here"),
+        (linear(5, 16, 64, "f32", out="f64"), "the epilogue has no f64"),
     ],
 )
 def test_serves_what_tensor_cores_cannot(site: Site, reason: str) -> None:
