@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from frtc.dataset_format import ROWS, Array, Asked, Format, Place, too_large
-from frtc.errors import FrtcError, UsageError, nearest
+from frtc.errors import EnvironmentFault, FrtcError, UsageError, nearest
 from frtc.observation import as_declared
 from frtc.runtime.policy import Camera, Images, Policy, Prompt, State
 
@@ -119,8 +119,11 @@ def open_data(path: Path, wanted: Wanted, keys: Sequence[tuple[str, str]] = ()) 
 
 def _format(path: Path) -> Format:
     if path.is_dir():
-        from frtc.dataset_lerobot import LeRobot
-
+        try:
+            from frtc.dataset_lerobot import LeRobot
+        except ImportError as fault:
+            what = f"reading a LeRobot dataset needs pyarrow and av: {fault}"
+            raise EnvironmentFault("env.package", what, hint="pip install 'frtc[data]'") from None
         return LeRobot.open(path)
     if path.suffix == ".npz" and path.is_file():
         from frtc.dataset_npz import Npz
