@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 # Relative error ||y - y*|| / ||y*|| allowed between before and after. Widened: only the order of fp32 additions
 # differs. As typed: a pass may drop or move roundings of intermediates, so the coarsest float type anywhere decides.
 WIDE = 1e-5
-TYPED = {"f64": 1e-5, "f32": 1e-5, "f16": 3e-3, "bf16": 2e-2, "e4m3": 1e-1, "e5m2": 2e-1}
+TYPED = {"f64": 1e-5, "f32": 1e-5, "f16": 3e-3, "bf16": 2e-2, "e4m3": 2e-1, "e5m2": 3e-1}
 
 
 def relative_error(y: Array, reference: Array) -> float:
@@ -34,6 +34,8 @@ def random_tensor(name: str, type: Type, seed: int = 0) -> Array:
     if not type.is_float:
         high = 2 if type.dtype == "bool" else 5
         return rng.integers(1 if type.rank == 0 else 0, high, type.shape).astype(DTYPES[type.dtype].numpy)
+    if name.startswith("scale:"):  # of activations: positive, for values up to about 30
+        return np.full(type.shape, 2.0**-4)
     values = rng.standard_normal(type.shape)
     return values / np.sqrt(type.shape[-1]) if type.rank >= 2 else values
 
@@ -55,7 +57,7 @@ def _of_variant(module: Module, variant: str) -> Module:
 
 def _compare(before: Module, after: Module, name: str, variant: str, seed: int) -> None:
     results = {k: n.t for g in before.graphs for k, n in g.outputs + g.writes}
-    coarsest = max((TYPED.get(t.dtype, 0.0) for t in _types(before)), default=0.0)
+    coarsest = max((TYPED.get(t.dtype, 0.0) for m in (before, after) for t in _types(m)), default=0.0)
     inputs = {name: random_tensor(name, type, seed) for name, type in before.inputs.items()}
     types = {n["key"]: n.t for m in (before, after) for n in walk(m.weights.roots) if n.op == "tensor"}
 

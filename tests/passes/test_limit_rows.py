@@ -6,6 +6,7 @@ import numpy as np
 
 from frtc.lowering.interpret import run_module
 from frtc.lowering.ir import walk
+from frtc.lowering.ops import OPS
 from frtc.passes.limit_rows import limit_rows, returned_rows
 from tests.passes.expect import as_module, expect_pass, expect_unchanged
 
@@ -131,7 +132,7 @@ def test_a_copy_of_it() -> None:
 def test_another_length() -> None:
     """Near miss: the loop reads one row more than the prefix's own attention does of q, k and v."""
     prefix, *_ = limit_rows(as_module(module(once="2"))).graphs
-    rows = [n.args[-1] for n in prefix.nodes if n.op in ("linear", "gated_linear")]
+    rows = [n.args[OPS[n.op].operands.index("rows")] for n in prefix.nodes if n.op in ("linear", "gated_linear")]
     assert rows[0] is None and len(set(rows[1:])) == 1 and rows[1] is not None
     (limit,) = {n["value"] for n in walk([rows[1]]) if n.op == "const"}
     assert limit == 2
