@@ -26,8 +26,10 @@ class Roles:
     gate: int | None
     w: int | None
     b: int | None
+    inv: int | None
     s: int | None
     y: int
+    row_scale: int | None
 
     def steps_order(self) -> tuple[int | None, ...]:
         return (self.x, self.r, self.gate, self.w, self.b)
@@ -35,10 +37,12 @@ class Roles:
 
 def roles_of(site: Site) -> Roles:
     kind = {"rms_norm": "rms", "ada_rms_norm": "ada", "layer_norm": "layer"}.get(site.op) or str(site.attrs["kind"])
-    has = [i if i < len(site.operands) and site.operands[i] is not None else None for i in range(5)]
+    has = [i if i < len(site.operands) and site.operands[i] is not None else None for i in range(6)]
+    per_row = site.attrs.get("per_row", False)
     if site.op == "residual_norm":
-        return Roles(kind, 0, 1, has[2], has[3], has[4], 0, 1)
-    return Roles(kind, 0, None, None, has[1], has[2], None, 0)
+        return Roles(kind, 0, 1, has[2], has[3], has[4], has[5], 0, 1, 2 if per_row else None)
+    b, inv = (None, has[2]) if kind == "rms" else (has[2], has[3])
+    return Roles(kind, 0, None, None, has[1], b, inv, None, 0, 1 if per_row else None)
 
 
 def _at(site: Site, index: int | None) -> Operand | None:
@@ -46,10 +50,16 @@ def _at(site: Site, index: int | None) -> Operand | None:
 
 
 def _views(site: Site) -> list[Operand | None]:
-    """x, r, gate, w, b, s, y."""
+    """x, r, gate, w, b, s, y: those that have a row of x's width, or one for all."""
     roles = roles_of(site)
     stored = None if roles.s is None else site.results[roles.s]
     return [*(_at(site, i) for i in roles.steps_order()), stored, site.results[roles.y]]
+
+
+def _row_scale(site: Site) -> Operand | None:
+    """[..., 1]: the scale of each row of y."""
+    index = roles_of(site).row_scale
+    return None if index is None else site.results[index]
 
 
 def _x(site: Site) -> Operand:
@@ -61,15 +71,31 @@ def _x(site: Site) -> Operand:
 def refuse(site: Site, target: Target) -> str:
     views, x = _views(site), _x(site)
     width = x.shape[-1]
-    for view in views:
+    for view in views[:-1]:
         if view is not None and view.dtype not in FLOATS:
             return f"element type {view.dtype} is none of {', '.join(FLOATS)}"
+    if reason := _refuse_scales(site):
+        return reason
     if not all(last_axis_is_dense(view, width) for view in views):
         return "an operand's last axis is strided or broadcast"
-    if row_steps(x.shape, views) is None:
+    if row_steps(x.shape, [*views, _row_scale(site)]) is None:
         return "leading axes do not step as one through all operands"
     if not _lanes(x):
         return f"rows of {width} elements do not fit the registers of {MAX_THREADS} threads"
+    return ""
+
+
+def _refuse_scales(site: Site) -> str:
+    """A result in e4m3 is stored with one scale that is given, or with one for each row; no other result has scales."""
+    roles = roles_of(site)
+    y, inv, row_scale = site.results[roles.y], _at(site, roles.inv), _row_scale(site)
+    scaled = (inv is not None) + (row_scale is not None)
+    if y.dtype not in (*FLOATS, "e4m3"):
+        return f"element type {y.dtype} is none of {', '.join(FLOATS)}, e4m3"
+    if scaled != (y.dtype == "e4m3"):
+        return f"a result in {y.dtype} with {scaled} kinds of scale"
+    if any(scale is not None and scale.dtype != "f32" for scale in (inv, row_scale)):
+        return "a scale is not f32"
     return ""
 
 
@@ -99,17 +125,18 @@ def cost(site: Site, config: Config, target: Target) -> float:
 
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     roles, views, x = roles_of(site), _views(site), _x(site)
-    found = row_steps(x.shape, views)
+    found = row_steps(x.shape, [*views, _row_scale(site)])
     assert found is not None, "refused"
     rows, steps = found
     types = ["frtc::Absent" if view is None else DTYPES[view.dtype].cuda for view in views]
     inner = DTYPES[str(site.attrs.get("inner", "f32"))].cuda
     numbers = [x.shape[-1], config["LANES"], config["ROWS"], _group(x)]
-    arguments = ", ".join(map(str, [f"frtc::Norm::{roles.kind}", *numbers, *types[:5], types[6], inner]))
-    pointers = [_pointer(index) for index in roles.steps_order()]
-    s = Param("i64", 0) if roles.s is None else Param("result", roles.s)
+    per_row = str(roles.row_scale is not None).lower()
+    arguments = ", ".join(map(str, [f"frtc::Norm::{roles.kind}", *numbers, *types[:5], types[6], inner, per_row]))
     params = (
-        *pointers, s, Param("result", roles.y),
+        *(_pointer("operand", index) for index in roles.steps_order()),
+        *(_pointer("result", index) for index in (roles.s, roles.y)),
+        _pointer("operand", roles.inv), _pointer("result", roles.row_scale),
         Param("i32", rows), *(Param("i32", step) for step in steps),
         Param("f32", float(site.attrs["eps"])), Param("f32", float(site.attrs.get("offset", 0.0))),
     )  # fmt: skip
@@ -117,9 +144,9 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     return (Stage("smxx_norm.cuh", f"frtc::norm<{arguments}>", grid, config["LANES"] * config["ROWS"], 0, params),)
 
 
-def _pointer(index: int | None) -> Param:
-    """An operand, or the null pointer."""
-    return Param("i64", 0) if index is None else Param("operand", index)
+def _pointer(kind: str, index: int | None) -> Param:
+    """An operand or a result, or the null pointer."""
+    return Param("i64", 0) if index is None else Param(kind, index)
 
 
 KERNELS = tuple(

@@ -34,7 +34,7 @@ __device__ __forceinline__ R as_register(T x) {
 
 template <typename T, typename R>
 __device__ __forceinline__ T as_stored(R x) {
-    if constexpr (kSame<T, bf16> || kSame<T, f16>)
+    if constexpr (kSame<T, bf16> || kSame<T, f16> || kSame<T, e4m3>)
         return from_f32<T>(static_cast<float>(x));
     else
         return static_cast<T>(x);
@@ -139,5 +139,38 @@ __device__ __forceinline__ float row_max(float x, float* partial) {
     }
     return x;
 }
+
+// ---- rows that find their own scale ---------------------------------------------------------------------------------
+
+// Bits of |x|: they order like the magnitudes, and NaN is the largest of all, so that a maximum of them keeps it.
+__device__ __forceinline__ unsigned int magnitude(float x) {
+    return __float_as_uint(x) & 0x7fffffffu;
+}
+
+// The largest magnitude over the LANES threads of a row: see row_sum.
+template <int LANES>
+__device__ __forceinline__ unsigned int row_top(unsigned int x, unsigned int* partial) {
+#pragma unroll
+    for (int step = (LANES < 32 ? LANES : 32) / 2; step > 0; step /= 2)
+        x = max(x, __shfl_xor_sync(0xffffffffu, x, step));
+    if constexpr (LANES > 32) {
+        if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < LANES / 32; ++i) x = max(x, partial[i]);
+    }
+    return x;
+}
+
+// A row of largest magnitude m, 1e-30 at the least, is stored in e4m3 times 448 / m; m / 448 is its scale.
+struct RowScale {
+    float factor, scale;
+
+    __device__ __forceinline__ explicit RowScale(unsigned int top) {
+        const float m = __uint_as_float(max(top, __float_as_uint(1e-30f)));
+        factor = __fdiv_rn(448.0f, m);
+        scale = __fdiv_rn(m, 448.0f);
+    }
+};
 
 }  // namespace frtc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,16 +45,31 @@ def residual_norm(
     gate: str = "",
     affine: str = "f32",
     y: str = "",
-    per_row: bool = False,
+    own_styles: bool = False,
 ) -> Site:
-    """`per_row`: gate and affine have a row for each of x."""
-    rows = (m,) if per_row else ()
+    """`own_styles`: gate and affine have a row for each of x."""
+    rows = (m,) if own_styles else ()
     vector = packed(affine, *rows, n) if affine else None
     factor = packed(gate, *rows, n) if gate else None
     operands = (packed(x, m, n), packed(r, m, n), factor, vector, None if kind == "rms" else vector)
     return Site(
         "residual_norm", operands, (packed(x, m, n), packed(y or x, m, n)), {"kind": kind, "eps": EPS, "offset": 1.0}
     )
+
+
+INV = {"rms_norm": 2, "ada_rms_norm": 3, "layer_norm": 3, "residual_norm": 5}  # the place of that operand
+
+
+def in_e4m3(site: Site, per_row: bool) -> Site:
+    """The norm with its last result in e4m3: times one operand, or with a scale for each row."""
+    *before, y = site.results
+    results = (*before, replace(y, dtype="e4m3"))
+    if per_row:
+        scales = packed("f32", *y.shape[:-1], 1)
+        return replace(site, results=(*results, scales), attrs={**site.attrs, "per_row": True})
+    place = INV[site.op]
+    operands = (*site.operands, *[None] * (place - len(site.operands)), packed("f32"))
+    return replace(site, results=results, operands=operands)
 
 
 def rope_qkv(rows: int, length: int, heads: int = HEADS, kv_heads: int = 1, d: int = HEAD, dtype: str = "bf16",
@@ -134,7 +150,8 @@ def awkward_sites() -> list[Site]:
         rms_norm(50, 1024, "bf16", "bf16", offset=0.0, inner="bf16"), rms_norm(50, 1024, w="bf16", y="f32"),
         layer_norm(50, 1024, "f16", "f16"), layer_norm(50, 1024, "f32", "", "bf16"), layer_norm(7, 72, y="f32"),
         ada_rms_norm(50, 1000, "f32"), ada_rms_norm(9, 72, "f16", "bf16", "f32"),
-        residual_norm(7, 1001, "ada", gate="f32", per_row=True), residual_norm(50, 1024, "ada", "f32", "bf16", "f32"),
+        residual_norm(7, 1001, "ada", gate="f32", own_styles=True),
+        residual_norm(50, 1024, "ada", "f32", "bf16", "f32"),
         residual_norm(9, 72, "layer", "f16", "f16", "bf16", "f16"), residual_norm(50, 4304, "rms", r="f32"),
         Site("rms_norm", (gap, None), (gap,), {"eps": EPS}),
         *(rope(3, 5, d, pairing=p) for d in (2, 10, 64, 72, 128) for p in ("half", "interleaved")),
@@ -156,8 +173,11 @@ def awkward_sites() -> list[Site]:
 
 
 def inputs(site: Site, generator: np.random.Generator) -> list[NDArray[np.generic] | None]:
-    """Operands in order: angles are cosines and sines of positions, ids and positions lie inside their table."""
+    """Operands in order: angles are cosines and sines of positions, ids and positions lie inside their table, e4m3 is
+    stored times a number that lets the loudest elements saturate."""
     drawn = [None if o is None else _drawn(o, generator) for o in site.operands]
+    if site.op in INV and len(site.operands) > INV[site.op]:
+        drawn[INV[site.op]] = np.asarray(generator.uniform(8, 40), np.float32)
     if site.op in ("rope", "rope_qkv"):
         angles = generator.uniform(-np.pi, np.pi, site.operands[1].shape)  # type: ignore[union-attr]
         drawn[1:3] = [np.cos(angles).astype(drawn[1].dtype), np.sin(angles).astype(drawn[1].dtype)]  # type: ignore[union-attr]
@@ -171,6 +191,14 @@ def inputs(site: Site, generator: np.random.Generator) -> list[NDArray[np.generi
         axis = int(site.attrs["axis"])
         drawn[2] = np.asarray(generator.integers(0, state.shape[axis] - value.shape[axis] + 1), np.int32)
     return drawn
+
+
+def loud_ends(site: Site, generator: np.random.Generator) -> list[NDArray[np.generic] | None]:
+    """The largest element of each row is its last."""
+    x, *others = inputs(site, generator)
+    assert x is not None
+    x[..., -1] = 100
+    return [x, *others]
 
 
 def _drawn(operand: Operand, generator: np.random.Generator) -> NDArray[np.generic]:
