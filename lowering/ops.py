@@ -429,7 +429,7 @@ def write(s: Type, value: Type, at: Type, *, axis: int) -> Type:
     return s
 
 
-# --- results in FP8 ----------------------------------------------------------------------------------------------------
+# --- results in FP8 -----------------------------------------------------------------------------------------------
 
 
 def _emitted(y: Type, inv: Type | None, per_row: bool, rows: tuple[int, ...] | None = None) -> tuple[Type, ...]:
@@ -582,7 +582,7 @@ def linear_rope_qkv(
     return (q, kv, kv)
 
 
-@op(flops=lambda types, result, attrs: _product_flops(types[:2]))
+@op(inner=("stored",), flops=lambda types, result, attrs: _product_flops(types[:2]))
 def linear_norm(
     x: Type,
     w: Type,

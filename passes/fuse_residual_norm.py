@@ -9,14 +9,12 @@ the sum. What remains here are sums whose parts come from elsewhere. The sum is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 from frtc.lowering.ir import Graph, Module, Node, item, make
 from frtc.lowering.ops import residual_norm
+from frtc.passes.norm_readers import KINDS, in_order, norms_of
 from frtc.passes.rewrite import Implements, Pass, count
-
-KINDS = {"rms_norm": "rms", "layer_norm": "layer", "ada_rms_norm": "ada"}
 
 
 def fuse_residual_norm(implements: Implements) -> Pass:
@@ -28,11 +26,11 @@ def _run(module: Module, implements: Implements) -> Module:
 
 
 def _fuse(graph: Graph, implements: Implements) -> Graph:
-    norms = _norms(graph)
+    norms = norms_of(graph, _sums)
     uses = graph.users()
     fused: dict[Node, Node] = {}
     done: dict[Node, Node] = {}
-    for old in _walk(graph.roots, norms):
+    for old in in_order(graph.roots, norms):
         args = tuple(None if a is None else done[a] for a in old.args)
         new = old if args == old.args else make(old.op, args, dict(old.attrs), old.type, old.loc)
         if old in norms:
@@ -47,40 +45,9 @@ def _fuse(graph: Graph, implements: Implements) -> Graph:
     return graph.replace(done)
 
 
-def _norms(graph: Graph) -> dict[Node, Node]:
-    """Sum -> the first norm that reads it and whose vectors can be computed before it."""
-    found: dict[Node, Node] = {}
-    for node in graph.nodes:
-        source = node.args[0] if node.op in KINDS and node.get("inner", "f32") == "f32" else None
-        if source is None or source.op != "add" or source in found or not _sums(source):
-            continue
-        if source not in set(_walk(_vectors(node), found)):
-            found[source] = node
-    return found
-
-
-def _vectors(norm: Node) -> list[Node]:
-    return [a for a in norm.args[1:] if a is not None]
-
-
-def _walk(roots: Iterable[Node], norms: Mapping[Node, Node]) -> Iterator[Node]:
-    """Every node below the roots, operands first, and the vectors of a norm before the sum that it is fused with."""
-    seen: set[Node] = set()
-    stack = [(r, False) for r in reversed(list(roots))]
-    while stack:
-        node, ready = stack.pop()
-        if ready:
-            yield node
-        elif node not in seen:
-            seen.add(node)
-            before = [*node.operands, *(_vectors(norms[node]) if node in norms else ())]
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(before) if a not in seen)
-
-
 def _sums(node: Node) -> bool:
-    """Two values of the sum's own type and shape, neither of them constant."""
-    return all(a.type == node.type and not a.is_const for a in node.operands)
+    """A sum of two values of its own type and shape, neither of them constant."""
+    return node.op == "add" and all(a.type == node.type and not a.is_const for a in node.operands)
 
 
 def _both(old: Node, new: Node, norm: Node, done: dict[Node, Node], uses: dict[Node, int]) -> Node:
