@@ -25,6 +25,7 @@ from frtc.runtime.executor import Executor
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.policy import Policy as PolicySpec
 from frtc.runtime.policy_steps import PolicySteps
+from frtc.trust import lacks
 
 LOG = logging.getLogger("frtc")
 TOKENIZER = "tokenizer"  # the Plan's tensor of tokenizer bytes
@@ -58,18 +59,26 @@ class Policy:
 
     @classmethod
     def load(
-        cls, path: str | Path, device: str | int = "cuda", seed: int = 0, stream: Any = None, untested: bool = False
+        cls,
+        path: str | Path,
+        device: str | int = "cuda",
+        seed: int = 0,
+        stream: Any = None,
+        untested: bool = False,
+        check_finite: bool = True,
     ) -> Policy:
         """Open a Plan, check it from end to end, and put it on a device. Never falls back to the CPU.
 
-        device     "cuda", "cuda:1", 1, or "cpu" for the emulator;  stream: a CUDA stream of the caller's
-        untested   accept kernels that are not the default family's although their self-test has not passed on this GPU
+        device         "cuda", "cuda:1", 1, or "cpu" for the emulator;  stream: a CUDA stream of the caller's
+        untested       accept kernels that are not the default family's although their self-test has not passed here
+        check_finite   outputs with NaN or infinity are an error that names the stage, `run.nonfinite`; actions that
+                       are not finite are refused without it, too, as `output.nonfinite`
         """
         ordinal = ordinal_of(device)
         plan = open_plan(path, verify=ordinal is None)  # a session compares the hashes while it uploads
         for note in notes(plan):
             LOG.warning("%s: %s", Path(path).name, note)
-        executor = executor_for(plan, ordinal, stream, untested)
+        executor = executor_for(plan, ordinal, stream, untested, check_finite)
         try:
             return cls(plan, executor, seed)
         except BaseException:
@@ -134,10 +143,10 @@ load = Policy.load
 
 
 def notes(plan: Plan) -> tuple[str, ...]:
-    """What every open says: values of the policy that nothing confirmed, evidence that was ignored."""
+    """What every open says: values of the policy that nothing confirmed, evidence that was ignored or is not there."""
     assumed = PolicySpec.from_json(plan.program.policy).assumed if plan.program.policy else ()
     said = (f"assumed: {a.field} = {a.value} ({a.why}); confirm with {a.option}" for a in assumed)
-    return (*said, *plan.notes)
+    return (*said, *plan.notes, *lacks(plan))
 
 
 def ordinal_of(device: str | int) -> int | None:
@@ -152,12 +161,14 @@ def ordinal_of(device: str | int) -> int | None:
     return int(number or 0)
 
 
-def executor_for(plan: Plan, ordinal: int | None, stream: Any = None, untested: bool = True) -> Executor:
+def executor_for(
+    plan: Plan, ordinal: int | None, stream: Any = None, untested: bool = True, check_finite: bool = False
+) -> Executor:
     """The session on a GPU, or the emulator. Unless `untested`, kernels must be proven before anything is uploaded."""
     if ordinal is None:
         from frtc.runtime.emulator import Emulator
 
-        return Emulator(plan)
+        return Emulator(plan, check_finite=check_finite)
     from frtc.proven import require_proof
     from frtc.runtime.driver import Driver
     from frtc.runtime.session import Session
@@ -170,4 +181,4 @@ def executor_for(plan: Plan, ordinal: int | None, stream: Any = None, untested: 
     except BaseException:
         driver.release()
         raise
-    return Session(plan, ordinal, stream, driver)
+    return Session(plan, ordinal, stream, driver, check_finite)

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from frtc.kernels.dtypes import DTYPES
-from frtc.runtime.emulator import Emulator
 from frtc.runtime.executor import Executor
 from frtc.runtime.plan import ARENA, SLOT, STATE, WEIGHTS, Program, Ref, Repeat, Run, Stage
 from frtc.runtime.plan_file import Plan
@@ -20,16 +18,7 @@ Array = np.ndarray[Any, Any]
 def read(executor: Executor, ref: Ref, round: int = 0) -> Array:
     """A copy of the value that `ref` describes, as the last run left it. ValueError where it is not in memory."""
     _require_inside(executor.program, ref, round)
-    if isinstance(executor, Emulator):
-        return executor.view(ref, round).copy()
-    dtype = DTYPES[ref.dtype].numpy
-    reach = sum((n - 1) * stride for n, stride in zip(ref.shape, ref.strides, strict=True))
-    host = np.empty((reach + 1) * dtype.itemsize, np.uint8)
-    session: Any = executor
-    address = session.addresses[ref.space + ref.slot] + ref.offset + round * ref.step
-    with session.driver.current():
-        session.driver.call("cuMemcpyDtoH", host.ctypes.data, address, host.nbytes)
-    return np.ndarray(ref.shape, dtype, host, 0, [s * dtype.itemsize for s in ref.strides]).copy()
+    return executor.peek(ref, round)
 
 
 def _require_inside(program: Program, ref: Ref, round: int) -> None:

@@ -20,12 +20,12 @@ from frtc import observation
 from frtc.errors import CheckFailed, FrtcError
 from frtc.policy import Policy
 from frtc.probe import read
-from frtc.runtime.plan import Program, Ref, unrolled
+from frtc.runtime.plan import WEIGHTS, Program, Ref, unrolled
 
 Array = np.ndarray[Any, Any]
 SEED = 0
 SAMPLES, MANY = 256, 8  # elements kept of a value; fewer where a program has more than MANY results
-BARS = {"f32": 1e-4, "bf16": 2e-2}  # docs/design.md, section 9: by the coarsest type that a program computes in
+BARS = {"f32": 1e-4, "bf16": 2e-2, "w8a16": 6e-2, "fp8": 6e-2}  # by precision_of a program; docs/numerics.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,16 @@ def _walk(
 
 def bar_of(program: Program) -> float:
     """The bar of the coarsest type that any call computes in."""
-    refs = (r for s in program.stages for c in s.calls for r in (*c.operands, *c.results) if r is not None)
-    return BARS["bf16"] if any(r.dtype in ("bf16", "f16") for r in refs) else BARS["f32"]
+    return BARS[precision_of(program)]
+
+
+def precision_of(program: Program) -> str:
+    """By the coarsest type of any call: "fp8", "w8a16" (only weights are in FP8), "bf16" (f16 too) or "f32"."""
+    refs = [r for s in program.stages for c in s.calls for r in (*c.operands, *c.results) if r is not None]
+    types = {r.dtype for r in refs}
+    if "e4m3" in types:
+        return "fp8" if any(r.dtype == "e4m3" and r.space != WEIGHTS for r in refs) else "w8a16"
+    return "bf16" if types & {"bf16", "f16"} else "f32"
 
 
 def fingerprint(array: Array, count: int) -> dict[str, str]:

@@ -10,15 +10,15 @@ Imports torch: only the compile side loads this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from frtc.compiler import CompileOptions, Opened, Progress, import_module, open_model
-from frtc.errors import CheckFailed, FrtcError, UsageError
+from frtc.errors import FrtcError, UsageError
 from frtc.lowering.interpret import run, run_module
 from frtc.lowering.ir import Graph, Module
 from frtc.lowering.ir import walk as walk_nodes
@@ -33,7 +33,9 @@ from frtc.recorded import kept_tokenizer, recorded_options, results_in
 from frtc.results import counters
 from frtc.runtime.plan import unrolled
 from frtc.runtime.plan_file import Plan
+from frtc.runtime.policy_steps import Prepared
 from frtc.selftest import bar_of, ref_of, relative_error
+from frtc.verified import Difference, Sample, Verified
 
 Array = np.ndarray[Any, Any]
 Weights = Callable[[str], Array]
@@ -57,51 +59,6 @@ class Reference:
         return weight
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A result of a program: `where` is "prefix k.3" or "denoise[4] x_t"."""
-
-    stage: str
-    round: int
-    name: str
-    error: float
-    bar: float
-
-    @property
-    def where(self) -> str:
-        return f"{self.stage}[{self.round}] {self.name}" if self.round else f"{self.stage} {self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """differences   by program and round
-    whole         relative error of actions - noise over one inference
-    cosine        of the actions; says little where the noise is most of them
-    worst         largest difference in robot units, and its dimension
-    """
-
-    differences: tuple[Difference, ...]
-    whole: float
-    bar: float
-    cosine: float
-    worst: tuple[float, int]
-
-    @property
-    def failed(self) -> tuple[Difference, ...]:
-        return tuple(d for d in self.differences if not d.error <= d.bar)
-
-    def failure(self) -> CheckFailed | None:
-        rows = [("first", f"{d.where}: relative error {d.error:.2e}, allowed {d.bar:.0e}") for d in self.failed[:1]]
-        if not self.failed and self.whole <= self.bar:
-            return None
-        rows.append(("actions", f"relative error {self.whole:.2e} without the noise, allowed {self.bar:.0e}"))
-        what = "the Plan does not compute what the checkpoint says"
-        return CheckFailed("verify.checkpoint", what, rows, "--bisect names the first call that departs")
-
-    def data(self) -> dict[str, Any]:
-        return {**asdict(self), "failed": [d.where for d in self.failed]}
-
-
 def reference_of(plan: Plan, checkpoint: Path, progress: Progress, adapter: Path | None = None) -> Reference:
     """The checkpoint, traced with the options that the Plan was compiled with."""
     options = replace(recorded_options(plan), adapter=adapter)
@@ -111,7 +68,7 @@ def reference_of(plan: Plan, checkpoint: Path, progress: Progress, adapter: Path
     if opened.model.name != plan.program.model:
         what = f"the Plan is a {plan.program.model}, the checkpoint a {opened.model.name}"
         raise UsageError("verify.model", what, [("checkpoint", str(checkpoint))])
-    module = import_module(opened, options.precision, progress)
+    module = import_module(opened, progress=progress)
     _require_same_inputs(plan, module)
     return Reference(opened, options, module)
 
@@ -124,36 +81,53 @@ def _require_same_inputs(plan: Plan, module: Module) -> None:
         raise FrtcError("verify.inputs", "Plan and checkpoint take different inputs", rows)
 
 
-def verify(policy: Policy, reference: Reference, observed: Mapping[str, Any], progress: Progress) -> Verified:
-    """Compare on one observation."""
-    prepared = policy.steps.prepare(observed, draw=0)
+def verify(policy: Policy, reference: Reference, observed: Sequence[Mapping[str, Any]], progress: Progress) -> Verified:
+    """Compare on some observations; noise is the draw of the observation's number."""
+    samples = [_sample(policy, reference, one, draw, progress) for draw, one in enumerate(observed)]
+    return Verified(tuple(samples), bar_of(policy.plan.program))
+
+
+def _sample(policy: Policy, reference: Reference, observed: Mapping[str, Any], draw: int, progress: Progress) -> Sample:
+    prepared = policy.steps.prepare(observed, draw=draw)
     inputs = {name: array.copy() for name, array in prepared.inputs.items()}
-    differences = tuple(d for d, _ in walk(policy, reference, inputs, progress))
+    differences = tuple(d for d, _ in walk(policy, reference, inputs, progress, prepared))
     progress("reference", 0.0)
     weights = reference.weights(reference.module, "wide")
     expected = run_module(reference.module, inputs, weights, "wide")[policy.output]
     found = policy.executor.get(policy.output)
     noise = inputs.get("noise", np.zeros((), np.float32))
-    units = policy.steps.finish(found, prepared) - policy.steps.finish(expected.astype(np.float32), prepared)
-    columns = np.abs(units).max(axis=0)
-    return Verified(
-        differences,
-        relative_error(found - noise, expected - noise),
-        bar_of(policy.plan.program),
-        _cosine(found, expected),
-        (float(columns.max()), int(columns.argmax())),
-    )
+    whole = relative_error(found - noise, expected - noise)
+    return Sample(differences, whole, _cosine(found, expected), _units(policy, prepared, found, expected))
+
+
+def _units(policy: Policy, prepared: Prepared, found: Array, expected: Array) -> Array:
+    """|difference| of two outputs of the model in robot units [horizon, dim]; infinite where one is not finite."""
+    try:
+        a, b = (policy.steps.finish(x.astype(np.float32), prepared) for x in (found, expected))
+    except FrtcError as fault:
+        if fault.code != "output.nonfinite":
+            raise
+        cut = policy.steps.cut
+        return np.full((cut.horizon, cut.dim) if cut else found.shape, np.inf)
+    return np.abs(a.astype(np.float64) - b)
 
 
 def walk(
-    policy: Policy, reference: Reference, inputs: Mapping[str, Array], progress: Progress
+    policy: Policy,
+    reference: Reference,
+    inputs: Mapping[str, Array],
+    progress: Progress,
+    prepared: Prepared | None = None,
 ) -> Iterator[tuple[Difference, dict[str, Array]]]:
-    """Runs the Plan program by program: each result's difference, and the environment that its program started from."""
+    """Runs the Plan program by program: each result's difference, and the environment that its program started from.
+
+    prepared   where `inputs` came from: for errors in robot units
+    """
     program, module = policy.plan.program, reference.module
     places = {stage: {k: ref_of(r) for k, r in named.items()} for stage, named in results_in(policy.plan).items()}
     graphs, counting = {g.name: g for g in module.graphs}, dict(counters(module.schedule))
     read_of = returned_rows(run_passes(module, (canonicalize, attention_sites), Options(check=0))[0])
-    weights, bar = reference.weights(module, "wide"), bar_of(program)
+    weights, bar, carried = reference.weights(module, "wide"), bar_of(program), dict(module.outputs)[policy.output]
     policy.reset()
     for name, array in inputs.items():
         policy.executor.set(name, array)
@@ -174,7 +148,9 @@ def walk(
                 start = before[name].astype(np.float64) if name in before else 0.0
                 value = _only_read(value, read_of.get((stage, name)), inputs)
                 error = relative_error(env[name] - start, value - start)
-                yield Difference(stage, round, name, error, bar), before
+                velocity = name == carried
+                units = _units(policy, prepared, env[name], value) if velocity and prepared else None
+                yield Difference(stage, round, name, error, bar, velocity, units), before
 
 
 def _only_read(value: Array, rows: Rows | None, inputs: Mapping[str, Array]) -> Array:

@@ -22,10 +22,13 @@ POISON = 0xFF  # a NaN in every float type, -1 in every integer
 
 
 class Emulator(Executor):
-    """`poison`: scratch memory is filled with NaN before every stage, so that a read of anything stale shows."""
+    """`poison`: scratch memory is filled with NaN before every stage, so that a read of anything stale shows.
 
-    def __init__(self, plan: Plan, poison: bool = False) -> None:
-        super().__init__(plan.program)
+    check_finite   off by default: what a fault makes is to be looked at
+    """
+
+    def __init__(self, plan: Plan, poison: bool = False, check_finite: bool = False) -> None:
+        super().__init__(plan.program, check_finite)
         self.poison = poison
         program = plan.program
         sizes = {ARENA: program.arena_nbytes, STATE: program.state_nbytes}
@@ -37,7 +40,7 @@ class Emulator(Executor):
             what = f"the Plan needs {sum(sizes.values()):,} bytes beside its weights, which this machine does not have"
             raise EnvironmentFault("env.memory", what) from None
 
-    def run(self) -> None:
+    def _run(self) -> None:
         for name, round in unrolled(self.program.schedule):
             self.run_stage(name, round)
 
@@ -59,6 +62,9 @@ class Emulator(Executor):
         dtype = DTYPES[ref.dtype].numpy
         strides = [stride * dtype.itemsize for stride in ref.strides]
         return np.ndarray(ref.shape, dtype, self.memory[ref.space + ref.slot], ref.offset + round * ref.step, strides)
+
+    def peek(self, ref: Ref, round: int = 0) -> Array:
+        return self.view(ref, round).copy()
 
     def _evaluate(self, call: Call, round: int) -> None:
         operands = [None if ref is None else self.view(ref, round) for ref in call.operands]

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from frtc.errors import UsageError, nearest
+from frtc.errors import CheckFailed, UsageError, nearest
 from frtc.kernels.dtypes import DTYPES
-from frtc.runtime.plan import Program, Slot
+from frtc.runtime.finite import refusal
+from frtc.runtime.plan import Program, Ref, Slot
 from frtc.runtime.timing import Timing
 from frtc.runtime.validate import rounds_of
 
@@ -28,10 +29,14 @@ class Executor(ABC):
     """Runs one program. Not thread-safe: one inference at a time.
 
     inputs, outputs   slots by name
+    bound             slots that live in memory of the caller, which is neither read nor checked here
+    check_finite      after a run, an output that is not finite is an error (run.nonfinite), and no output can be read
     """
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, check_finite: bool) -> None:
+        self.program, self.check_finite = program, check_finite
+        self.refused: CheckFailed | None = None
+        self.bound: dict[str, Any] = {}
         self.inputs: Mapping[str, Slot] = {slot.name: slot for slot in program.inputs}
         self.outputs: Mapping[str, Slot] = {slot.name: slot for slot in program.outputs}
         self.rounds = {stage.name: 1 for stage in program.stages} | rounds_of(program)
@@ -47,6 +52,8 @@ class Executor(ABC):
 
     def get(self, name: str) -> Array:
         """A copy of an output of the last run."""
+        if self.refused:
+            raise self.refused
         return self._host(_find(self.outputs, name, "output")).copy()
 
     def time(self, runs: int = 100, warm_up: int = 3) -> Timing:
@@ -55,9 +62,26 @@ class Executor(ABC):
             self._sample()
         return Timing.of([self._sample() for _ in range(runs)])
 
-    @abstractmethod
     def run(self) -> None:
         """One inference."""
+        self.refused = None
+        self._run()
+        if self.check_finite:
+            self.refused = refusal(self)
+        if self.refused:
+            raise self.refused
+
+    def outputs_here(self) -> dict[str, Array]:
+        """The outputs on the host, in place; without those that are bound."""
+        return {name: self._host(slot) for name, slot in self.outputs.items() if name not in self.bound}
+
+    @abstractmethod
+    def peek(self, ref: Ref, round: int = 0) -> Array:
+        """A copy of the value that `ref` describes, as the last run left it. Nothing is checked."""
+
+    @abstractmethod
+    def _run(self) -> None:
+        """One inference, unchecked."""
 
     @abstractmethod
     def run_stage(self, name: str, round: int = 0) -> None:

@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from frtc.errors import FrtcError, UsageError
 from frtc.kernels.dtypes import DTYPES
 from frtc.runtime.device_array import DeviceArray
 from frtc.runtime.driver import Driver, host_bytes
 from frtc.runtime.executor import Array, Executor
 from frtc.runtime.graph import Graph
-from frtc.runtime.plan import ARENA, SLOT, STATE, WEIGHTS, Slot, unrolled
+from frtc.runtime.plan import ARENA, SLOT, STATE, WEIGHTS, Ref, Slot, unrolled
 from frtc.runtime.plan_file import Plan, aligned
 from frtc.runtime.timing import took_us
 from frtc.runtime.upload import upload
@@ -48,16 +50,25 @@ class Memory:
 
 
 class Session(Executor):
-    """`stream`: a handle, or an object with `cuda_stream` (torch) or `__cuda_stream__`."""
+    """`stream`: a handle, or an object with `cuda_stream` (torch) or `__cuda_stream__`.
 
-    def __init__(self, plan: Plan, device: int = 0, stream: Any = None, driver: Driver | None = None) -> None:
-        super().__init__(plan.program)
+    check_finite   `run` looks at the outputs' copy on the host; `replay`, and outputs that are bound, nobody looks at
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: int = 0,
+        stream: Any = None,
+        driver: Driver | None = None,
+        check_finite: bool = True,
+    ) -> None:
+        super().__init__(plan.program, check_finite)
         self.driver = driver or Driver(device)
         self.ordinal, self.closed = device, False
         self.stream: Any = 0
         self.graphs: dict[str, Graph] = {}
         self.events: list[Any] = []
-        self.bound: dict[str, DeviceArray] = {}
         self._undo: list[Callable[[], object]] = []
         try:
             self.driver.require(plan.program.target, plan.path)
@@ -83,7 +94,7 @@ class Session(Executor):
                     self._graph(name).launch(self.stream)
         self.reset()
 
-    def run(self) -> None:
+    def _run(self) -> None:
         with self.driver.current():
             self._round_trip(self._graph(WHOLE))
 
@@ -107,6 +118,15 @@ class Session(Executor):
             nbytes = max(self.program.state_nbytes, 1)
             self.driver.call("cuMemsetD8Async", self.addresses[STATE], 0, nbytes, self.stream)
             self.driver.call("cuStreamSynchronize", self.stream)
+
+    def peek(self, ref: Ref, round: int = 0) -> Array:
+        dtype = DTYPES[ref.dtype].numpy
+        reach = sum((n - 1) * stride for n, stride in zip(ref.shape, ref.strides, strict=True))
+        host = np.empty((reach + 1) * dtype.itemsize, np.uint8)
+        address = self.addresses[ref.space + ref.slot] + ref.offset + round * ref.step
+        with self.driver.current():
+            self.driver.call("cuMemcpyDtoH", host.ctypes.data, address, host.nbytes)
+        return np.ndarray(ref.shape, dtype, host, 0, [s * dtype.itemsize for s in ref.strides]).copy()
 
     def close(self) -> None:
         if self.closed:

@@ -13,6 +13,7 @@ from frtc.policy import notes
 from frtc.report import launches_of, memory_rows
 from frtc.runtime.plan import Repeat, Run, unrolled
 from frtc.runtime.plan_file import Plan, open_plan
+from frtc.trust import proof_rows, trust_of
 
 PARTS = ("calls", "kernels", "weights")
 
@@ -40,7 +41,7 @@ def _summary(plan: Plan) -> str:
     lines = [
         f"{plan.path}: {p.model} for {p.target.name} ({p.target.nvcc}, driver {p.target.min_driver} or newer), "
         f"{p.target.family} kernels, {p.target.evidence}",
-        table([("plan", plan.plan_id), ("from", str(source.get("checkpoint", "unknown")))]),
+        table([("plan", plan.plan_id), ("from", str(source.get("checkpoint", "unknown"))), *proof_rows(plan)]),
         *notes(plan),
         "inputs and outputs of the device",
         table([(name, type, what.rstrip("s")) for name, type, what in slots]),
@@ -123,6 +124,7 @@ def _data(plan: Plan) -> dict[str, Any]:
         "model": p.model,
         "target": asdict(p.target),
         "notes": list(notes(plan)),
+        "trust": trust_of(plan),
         "inputs": [asdict(s) for s in p.inputs],
         "outputs": [asdict(s) for s in p.outputs],
         "launches": launches_of(p),

@@ -23,6 +23,7 @@ from frtc.options import count, number
 from frtc.policy import Inference, Policy
 from frtc.runtime.own_file import partial
 from frtc.runtime.timing import Spread, Timing
+from frtc.trust import trust_of
 
 HOST = ("total", "prepare", "run", "finish")
 SLACK = 1.05  # a baseline holds if no p50 of today is more than 5 % above it
@@ -33,6 +34,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N, or cpu: the emulator, slow and exact")
     parser.add_argument("--untested", action="store_true",
                         help="run kernels of --family native although their self-test has not passed here")  # fmt: skip
+    parser.add_argument("--check-finite", action=argparse.BooleanOptionalAction, default=True,
+                        help="exit 3 and name the stage where an output is NaN or infinite (default)")  # fmt: skip
     given = parser.add_argument_group("observation", "what is not given is made from the seed")
     given.add_argument("--image", action="append", default=[], metavar="ROLE=FILE", help="a camera frame")
     given.add_argument("--state", type=Path, metavar="FILE", help=".npy, robot units")
@@ -58,7 +61,8 @@ def run(args: argparse.Namespace) -> Result:
     if args.actions:
         _require_place(args.actions)
     progress = Progress()
-    with Policy.load(args.plan, args.device, args.seed, untested=args.untested) as policy:
+    checked = {"untested": args.untested, "check_finite": args.check_finite}
+    with Policy.load(args.plan, args.device, args.seed, **checked) as policy:
         seen = observation.from_files(policy.steps, dict(map(pair, args.image)), args.state, args.prompt, args.seed)
         policy.warm()
         first = policy.infer(seen, draw=0)
@@ -69,6 +73,7 @@ def run(args: argparse.Namespace) -> Result:
         after_idle = _after_idle(policy, seen, args.idle)
         facts = about(policy)
         facts["assumed"] = [asdict(a) for a in policy.spec.assumed]
+        facts["trust"] = trust_of(policy.plan)
     progress.close()
     if args.actions:
         _write(args.actions, first.actions)

@@ -12,9 +12,10 @@ from frtc.bisect import Departure, Emulated, Opinion, first_departure
 from frtc.commands.run import pair
 from frtc.console import Progress, Result, table
 from frtc.errors import CheckFailed, UsageError
-from frtc.options import add_adapter_option
+from frtc.options import add_adapter_option, count
 from frtc.policy import Policy, ordinal_of
 from frtc.proven import forget, remember
+from frtc.verified import Dimension, Verified
 
 SHOWN = 12  # rows of a table; --json has them all
 
@@ -28,6 +29,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_adapter_option(parser)
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N, or cpu: the emulator")
     parser.add_argument("--bisect", action="store_true", help="name the first call that departs, instead of the check")
+    parser.add_argument("--record", action=argparse.BooleanOptionalAction, default=True,
+                        help="keep what passed against CHECKPOINT in the Plan's evidence (default)")  # fmt: skip
     given = parser.add_argument_group(
         "observation", "for CHECKPOINT and --bisect; what is not given is made from the seed"
     )
@@ -35,6 +38,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--state", type=Path, metavar="FILE")
     given.add_argument("--prompt", metavar="TEXT")
     given.add_argument("--seed", type=int, default=0)
+    given.add_argument("--samples", type=count, default=1, metavar="N",
+                       help="against CHECKPOINT: N observations, what is not given from --seed and the seeds after it, "
+                       "each with noise of its own (default 1)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -84,19 +90,40 @@ def _note(policy: Policy, outcome: selftest.Outcome) -> tuple[dict[str, str | No
 
 
 def _checkpoint(args: argparse.Namespace, policy: Policy, progress: Progress) -> Result:
+    from frtc.record import record
     from frtc.verify import reference_of, verify
 
     reference = reference_of(policy.plan, args.checkpoint, progress, args.adapter)
-    found = verify(policy, reference, _observed(args, policy), progress)
+    found = verify(policy, reference, [_observed(args, policy, i) for i in range(args.samples)], progress)
+    text, data = _found(args.checkpoint, found), found.data()
+    if args.record:
+        why = record(policy, reference.opened, found)
+        data["recorded"] = {"done": not why and not found.failure(), "why_not": why or None}
+        if why or not found.failure():
+            text += f"\nnot recorded in the Plan: {why}" if why else "\nrecorded in the Plan's evidence"
+    return Result(text, data, found.failure())
+
+
+def _found(checkpoint: Path, found: Verified) -> str:
     ranked = sorted(found.differences, key=lambda d: -d.error)
-    size, dim = found.worst
+    samples = f"{len(found.samples)} observation{'s' * (len(found.samples) > 1)}"
+    against = f"{len(found.differences)} results on {samples} against {checkpoint} in fp32"
     lines = [
-        f"{len(found.differences)} results against {args.checkpoint} in fp32, {len(found.failed)} outside the bar",
+        f"{against}, {len(found.failed)} outside the bar",
         table([(d.where, f"{d.error:.2e}", f"allowed {d.bar:.0e}") for d in ranked[:SHOWN]]),
         f"actions without the noise: relative error {found.whole:.2e}, allowed {found.bar:.0e}; "
-        f"cosine of the actions {found.cosine:.6f}; largest difference {size:.4g} in robot units, dimension {dim}",
+        f"cosine of the actions {found.cosine:.6f}",
+        "error of each action dimension in robot units, over observations and rows of the chunk",
+        table([("", "worst", "mean", "worst of one step"), *map(_dimension, found.dimensions)]),
     ]
-    return Result("\n".join(lines), found.data(), found.failure())
+    if steps := found.steps:
+        rows = [(s.where, f"{s.error:.2e}", f"{max(s.units, default=0.0):.4g}") for s in steps]
+        lines += ["denoise steps", table([("", "velocity, relative", "largest in robot units"), *rows])]
+    return "\n".join(lines)
+
+
+def _dimension(d: Dimension) -> tuple[str, ...]:
+    return d.name, f"{d.worst:.4g}", f"{d.mean:.4g}", f"{d.worst_step:.4g}"
 
 
 def _bisect(args: argparse.Namespace, policy: Policy, ordinal: int | None, progress: Progress) -> Result:
@@ -126,5 +153,6 @@ def _bisected(found: Departure | None, second: str) -> Result:
     return Result(f"first to depart from {second}: {found}", data, failure)
 
 
-def _observed(args: argparse.Namespace, policy: Policy) -> dict[str, Any]:
-    return observation.from_files(policy.steps, dict(map(pair, args.image)), args.state, args.prompt, args.seed)
+def _observed(args: argparse.Namespace, policy: Policy, number: int = 0) -> dict[str, Any]:
+    images = dict(map(pair, args.image))
+    return observation.from_files(policy.steps, images, args.state, args.prompt, args.seed + number)

@@ -1,0 +1,41 @@
+"""What a Plan proves of itself: that it was verified against its checkpoint, and the vectors of a self-test.
+
+Both live in the evidence, which nobody validates and which decides no action: here is only whether they are there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frtc.runtime.plan_file import Plan
+
+
+def trust_of(plan: Plan) -> dict[str, Any]:
+    """`verified`: what `frtc verify` recorded, None where it did not; `self_test`: the Plan holds vectors."""
+    verified = plan.evidence.get("verified")
+    return {
+        "verified": verified if isinstance(verified, dict) else None,
+        "self_test": isinstance(plan.evidence.get("self_test"), dict),
+    }
+
+
+def lacks(plan: Plan) -> tuple[str, ...]:
+    """Said at every opening: at most one line."""
+    found = trust_of(plan)
+    missing = []
+    if found["verified"] is None:
+        missing.append("was not verified against its checkpoint (`frtc verify PLAN CHECKPOINT` does it)")
+    if not found["self_test"]:
+        missing.append("holds no self-test (`frtc compile` makes one, `frtc update --self-test` too)")
+    return (f"unproven: this Plan {' and '.join(missing)}",) if missing else ()
+
+
+def proof_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What `frtc verify` recorded, in one row; none where it did not, or nobody can read it."""
+    found: Any = plan.evidence.get("verified")
+    try:
+        against = found["against"]["checkpoint"]
+        said = f"worst velocity {found['worst_velocity']:.2e} of {found['samples']} observations"
+        return [("verified", f"against {against} on {found['device']}, {found['when']}: {said}")]
+    except (TypeError, KeyError, ValueError):
+        return []
