@@ -37,16 +37,17 @@ __device__ __forceinline__ void stage_sums(float* sums, float2* stats, const flo
 }
 
 // What each of the WN partial sums of one row counts in their total: shares[i * BM], from (maximum, weight) at
-// stats[i * BM]. Returns the total's (maximum, weight). mean: the shares are divided by that weight, or all zero.
+// stats[i * BM]. Returns the total's (maximum, weight). mean: the shares are divided by that weight, or all zero, and
+// `unit` times as large.
 template <int BM, int WN>
-__device__ __forceinline__ float2 find_shares(float* shares, const float2* stats, bool mean) {
+__device__ __forceinline__ float2 find_shares(float* shares, const float2* stats, bool mean, float unit) {
     float2 part[WN];
     float top = kNoKey, weight = 0.0f;
 #pragma unroll
     for (int i = 0; i < WN; ++i) part[i] = stats[i * BM], top = fmaxf(top, part[i].x);
 #pragma unroll
     for (int i = 0; i < WN; ++i) part[i].x = exp2_fast(part[i].x - top), weight += part[i].x * part[i].y;
-    const float factor = !mean ? 1.0f : weight > 0.0f ? __fdividef(1.0f, weight) : 0.0f;
+    const float factor = !mean ? 1.0f : weight > 0.0f ? __fdividef(unit, weight) : 0.0f;
 #pragma unroll
     for (int i = 0; i < WN; ++i) shares[i * BM] = factor * part[i].x;
     return make_float2(top, weight);
@@ -56,7 +57,8 @@ __device__ __forceinline__ float2 find_shares(float* shares, const float2* stats
 // a warp takes a row and each lane a split. Shares up to the next multiple of WAYS splits are zero. Of shared memory
 // `shares` needs 3 floats for each row and each split, their number rounded up.
 template <typename Tile, int WAYS>
-__device__ __forceinline__ void find_split_shares(float* shares, const float2* stats, i64 step, int count, int rows) {
+__device__ __forceinline__ void find_split_shares(float* shares, const float2* stats, i64 step, int count, int rows,
+                                                  float unit) {
     constexpr int BM = Tile::BM, WARPS = Tile::THREADS / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, filled = (count + WAYS - 1) / WAYS * WAYS;
     float2* const parts = reinterpret_cast<float2*>(shares + filled * BM);
@@ -68,7 +70,7 @@ __device__ __forceinline__ void find_split_shares(float* shares, const float2* s
     for (int row = warp; row < BM; row += WARPS) {
         const float2 part = lane < count ? parts[lane * BM + row] : make_float2(kNoKey, 0.0f);
         const float share = exp2_fast(part.x - warp_max(part.x)), weight = warp_sum(share * part.y);
-        if (lane < filled) shares[lane * BM + row] = weight > 0.0f ? __fdividef(share, weight) : 0.0f;
+        if (lane < filled) shares[lane * BM + row] = weight > 0.0f ? __fdividef(share * unit, weight) : 0.0f;
     }
 }
 

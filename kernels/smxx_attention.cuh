@@ -16,24 +16,24 @@
 //             equal inputs, equal bits. `arrived` holds one counter for each row tile of each key head: zero before and
 //             after.
 //   rounding  scores, softmax and sums in fp32; probabilities are rounded to T for the second product; out once
+//   e4m3      times inv, one number for all; or, with ROW = HQ * DV > 0, rounded to bf16 first and then stored with a
+//             scale for each token, row_scale [B, SQ, 1]: attention_codes.cuh
 //   moves     q and out once, k and v once for each row tile (from L2): 2 HQ SQ SK (D + DV) FLOP on tensor cores
 //   tested    tests/kernels/test_smxx_attention.py
 #pragma once
 
-#include "attention_sums.cuh"
-#include "numeric.cuh"
-#include "ptx.cuh"
-
-// Test builds that must fail: 1 hides one key too few (length, causal), 2 skips the last tile of keys.
+// Test builds that must fail: 1 hides one key too few (length, causal), 2 skips the last tile of keys, 3 gives tokens
+// the scales of their neighbours, 4 leaves the last head out of a token's maximum.
 #ifndef FRTC_SABOTAGE
 #define FRTC_SABOTAGE 0
 #endif
 
-namespace frtc {
+#include "attention_codes.cuh"
+#include "attention_sums.cuh"
+#include "numeric.cuh"
+#include "ptx.cuh"
 
-constexpr int ceil_div(int n, int step) {
-    return (n + step - 1) / step;
-}
+namespace frtc {
 
 constexpr int round_up(int n, int step) {
     return ceil_div(n, step) * step;
@@ -329,12 +329,13 @@ __device__ __forceinline__ void attend(float (&o)[Tile::O_TILES][4], float (&top
     }
 }
 
-// The sums of all warps and, where split, of all `runs` splits that have keys, divided by their weight, rounded once.
+// The sums of all warps and, where split, of all `runs` splits that have keys, divided by their weight, times *inv
+// where TOut is e4m3, rounded once. False in a block whose row tile another block completes.
 template <typename Tile, bool kMask, bool kSplit, typename TOut>
-__device__ __forceinline__ void finish(unsigned char* smem, const float (&o)[Tile::O_TILES][4], const float (&top)[2],
+__device__ __forceinline__ bool finish(unsigned char* smem, const float (&o)[Tile::O_TILES][4], const float (&top)[2],
                                        const float (&weight)[2], const BlockPlace<Tile>& at, int runs, float scale,
-                                       TOut* out, i64 out_head, i64 out_row, float* part_sums, float2* part_stats,
-                                       u32* arrived) {
+                                       const float* inv, TOut* out, i64 out_head, i64 out_row, float* part_sums,
+                                       float2* part_stats, u32* arrived) {
     constexpr int BM = Tile::BM, WN = Tile::WN, DV = Tile::DV;
     constexpr int OWN = WN == 1 ? 8 : 4;  // a thread's results at once: 8 or 16 loads from shared memory
     float* const sums = reinterpret_cast<float*>(smem);
@@ -342,6 +343,7 @@ __device__ __forceinline__ void finish(unsigned char* smem, const float (&o)[Til
     float* const shares = reinterpret_cast<float*>(stats + WN * BM);
     i64* const places = reinterpret_cast<i64*>(shares + WN * BM);  // of the rows in `out`
     const int rows = at.rows - at.row0, row = threadIdx.x;
+    const float unit = kSame<TOut, e4m3> ? *inv : 1.0f;
     const bool whole = !kSplit || runs == 1;
     const i64 part_step = static_cast<i64>(gridDim.z) * at.rows;  // rows of one split
     const i64 part0 = static_cast<i64>(blockIdx.z) * at.rows + at.row0;
@@ -353,35 +355,40 @@ __device__ __forceinline__ void finish(unsigned char* smem, const float (&o)[Til
     stage_sums<Tile>(sums, stats, o, top, weight, scale);
     __syncthreads();
     if (row < BM) {
-        const float2 all = find_shares<BM, WN>(shares + row, stats + row, whole);
+        const float2 all = find_shares<BM, WN>(shares + row, stats + row, whole, unit);
         if (!whole && row < rows) part_stats[part + row] = all;
         places[row] = at.query_head(at.row0 + row) * out_head + at.query(at.row0 + row) * out_row;
     }
     __syncthreads();
-    if (whole) return add_partials<Tile, WN, OWN>(sums, Tile::O_PITCH, BM * Tile::O_PITCH, shares, WN, rows, in_out);
-    if constexpr (kSplit) {
+    if (whole) {
+        add_partials<Tile, WN, OWN>(sums, Tile::O_PITCH, BM * Tile::O_PITCH, shares, WN, rows, in_out);
+    } else if constexpr (kSplit) {
         add_partials<Tile, WN, OWN>(sums, Tile::O_PITCH, BM * Tile::O_PITCH, shares, WN, rows, in_part);
         u32* const flag = reinterpret_cast<u32*>(stats);
-        if (!last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, runs, flag)) return;
+        if (!last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, runs, flag)) return false;
         float* const split_shares = sums;  // the block's own sums are done with
-        find_split_shares<Tile, 4>(split_shares, part_stats + part0, part_step, runs, rows);
+        find_split_shares<Tile, 4>(split_shares, part_stats + part0, part_step, runs, rows, unit);
         __syncthreads();
         constexpr int ITEMS = ceil_div(DV, kMask ? 64 : 32);  // as many as registers hold: with masks 8 of 4 ways spill
         add_partials<Tile, 4, ITEMS>(part_sums + part0 * DV, DV, part_step * DV, split_shares, runs, rows, in_out);
     }
+    return true;
 }
 
 // Strides are in elements: of batch, head, row (and key). part_sums [splits, B * HKV, rows, DV] and part_stats
-// [splits, B * HKV, rows] are scratch, null without kSplit. scale is the op's scale times log2(e), positive.
+// [splits, B * HKV, rows] are scratch, null without kSplit; staged and panel_arrived, of panels of `panel` row tiles,
+// are null without ROW. scale is the op's scale times log2(e), positive.
 // The bound of one block an SM keeps the compiler from spilling a few bytes to fit one block more.
-template <typename T, typename TOut, int D, int DV, int WM, int WN, int BN, int STAGES, bool kMask, bool kSplit>
+template <typename T, typename TOut, int D, int DV, int WM, int WN, int BN, int STAGES, bool kMask, bool kSplit,
+          int ROW>
 __global__ void __launch_bounds__(32 * WM * WN, 1)
 smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const u8* __restrict__ mask,
                const int* __restrict__ length, TOut* __restrict__ out, float* part_sums, float2* part_stats,
                u32* arrived, i64 q_batch, i64 q_head, i64 q_row, i64 k_batch, i64 k_head, i64 k_row, i64 v_batch,
                i64 v_head, i64 v_row, i64 mask_batch, i64 mask_head, i64 mask_row, i64 mask_key, i64 out_batch,
                i64 out_head, i64 out_row, int heads_kv, int group, int sq, int sk, int resume, int causal,
-               float scale) {
+               float scale, const float* inv, float* row_scale, bf16* staged, u32* panel_arrived, i64 scale_batch,
+               i64 scale_row, int panel) {
     using Tile = AttentionTile<D, DV, WM, WN, BN, STAGES>;
     extern __shared__ __align__(16) unsigned char smem[];
     T* const q_tile = reinterpret_cast<T*>(smem);
@@ -407,8 +414,20 @@ smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __rest
                            v + at.batch * v_batch + at.head * v_head, static_cast<int>(v_row), keys,
                            split * keys.count / runs, (split + 1) * keys.count / runs, full_end, view, at, scale);
     cp_async_wait<0>();  // where there was no key, the queries may still be on their way into bytes used again below
-    finish<Tile, kMask, kSplit>(smem, o, top, weight, at, runs, scale, out + at.batch * out_batch, out_head, out_row,
-                         part_sums, part_stats, arrived);
+    if constexpr (ROW == 0) {
+        finish<Tile, kMask, kSplit>(smem, o, top, weight, at, runs, scale, inv, out + at.batch * out_batch, out_head,
+                                    out_row, part_sums, part_stats, arrived);
+    } else {
+        bf16* const rows = staged + static_cast<i64>(at.batch) * sq * ROW;
+        if (!finish<Tile, kMask, kSplit>(smem, o, top, weight, at, runs, scale, inv, rows, DV, ROW, part_sums,
+                                         part_stats, arrived))
+            return;
+        const Panel tokens(panel_arrived, reinterpret_cast<u32*>(smem), panel, Tile::BM, at.batch, heads_kv, group, sq);
+        if (tokens.complete)
+            store_tokens<ROW, DV, Tile::THREADS / 32>(rows, out + at.batch * out_batch, out_head, out_row,
+                                                      row_scale + at.batch * scale_batch, scale_row, tokens.first,
+                                                      tokens.end, sq);
+    }
 }
 
 }  // namespace frtc

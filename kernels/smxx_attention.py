@@ -11,6 +11,7 @@ from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
 
 SOURCE = "smxx_attention.cuh"
+MAX_TOKEN = 8192  # elements of all heads of a token whose scale the kernel finds
 MAX_GRID_Z = 65535  # CUDA programming guide, technical specifications per compute capability
 
 
@@ -60,10 +61,16 @@ class Shape:
     strides: tuple[tuple[int, ...], ...]  # of q, k, v, out
     mask_strides: tuple[int, ...]
     has_mask: bool
+    per_row: bool  # whether the result is stored with a scale for each token
 
     @property
     def rows(self) -> int:
         return self.group * self.sq
+
+    @property
+    def token(self) -> int:
+        """Elements of a token's result: all heads."""
+        return self.heads_kv * self.group * self.dv
 
     @property
     def blocks_z(self) -> int:
@@ -76,8 +83,9 @@ class Shape:
         heads_kv, sk, dv = v.shape[-3:]
         views = [strides_of(operand, operand.shape, 3) for operand in (q, k, v, site.results[0])]
         mask_view = strides_of(mask, (*q.shape[:-1], sk), 4) if mask else (0, 0, 0, 0)
-        batch = math.prod(q.shape[:-3])
-        return Shape(batch, heads_kv, heads // heads_kv, sq, sk, d, dv, tuple(views), mask_view, mask is not None)
+        batch, group = math.prod(q.shape[:-3]), heads // heads_kv
+        flags = (mask is not None, per_row_of(site))
+        return Shape(batch, heads_kv, group, sq, sk, d, dv, tuple(views), mask_view, *flags)
 
 
 def operands_of(site: Site) -> tuple[Operand, Operand, Operand, Operand | None, Operand | None]:
@@ -85,6 +93,24 @@ def operands_of(site: Site) -> tuple[Operand, Operand, Operand, Operand | None, 
     q, k, v, mask, length = (*site.operands, None, None)[:5]
     assert q and k and v, "attention needs q, k and v"
     return q, k, v, mask, length
+
+
+def inv_of(site: Site) -> Operand | None:
+    """The number that a result in e4m3 is stored times."""
+    return site.operands[5] if len(site.operands) > 5 else None
+
+
+def per_row_of(site: Site) -> bool:
+    return bool(site.attrs.get("per_row", False))
+
+
+def scale_strides(site: Site) -> tuple[int, ...]:
+    """Of (batch, token) of the scales [..., Sq, 1]."""
+    scales = site.results[1]
+    *lead, rows, one = scales.shape
+    *steps, row, last = scales.strides
+    batch, _, row = strides_of(Operand("f32", (*lead, 1, rows, one), (*steps, 0, row, last)), (*lead, 1, rows, one), 3)
+    return batch, row
 
 
 def strides_of(operand: Operand, shape: tuple[int, ...], kept: int) -> tuple[int, ...]:
@@ -110,7 +136,7 @@ def refuse(site: Site, target: Target) -> str:
     reasons = [
         (q.dtype not in ("bf16", "f16") or {k.dtype, v.dtype} != {q.dtype}, f"q, k, v are {q.dtype}, {k.dtype}, "
          f"{v.dtype}: needs one of bf16, f16"),
-        (out.dtype not in ("bf16", "f16", "f32"), f"result is {out.dtype}: needs bf16, f16 or f32"),
+        (out.dtype not in ("bf16", "f16", "f32", "e4m3"), f"result is {out.dtype}: needs bf16, f16, f32 or e4m3"),
         (any(d % 8 or not 8 <= d <= 256 for d in (q.shape[-1], v.shape[-1])),
          f"head sizes {q.shape[-1]} and {v.shape[-1]}: need multiples of 8 up to 256"),
         (site.attrs.get("probs", "f32") not in ("f32", "bf16"), f"probabilities in {site.attrs.get('probs')}"),
@@ -123,23 +149,44 @@ def refuse(site: Site, target: Target) -> str:
     for refused, reason in reasons:
         if refused:
             return reason
-    return _refuse_views(site) or _refuse_sizes(site, target)
+    return _refuse_scales(site) or _refuse_views(site) or _refuse_sizes(site, target)
+
+
+def _refuse_scales(site: Site) -> str:
+    """A result in e4m3 is stored with one scale that is given, or with one for each token; no other has scales."""
+    out, inv, per_row = site.results[0], inv_of(site), per_row_of(site)
+    token = out.shape[-3] * out.shape[-1]
+    scaled = (inv is not None) + per_row
+    reasons = [
+        (scaled != (out.dtype == "e4m3"), f"a result in {out.dtype} with {scaled} kinds of scale"),
+        (inv is not None and inv.dtype != "f32", "inv is not f32"),
+        (per_row and site.results[-1].dtype != "f32", "the scales are not f32"),
+        (per_row and site.attrs.get("staged", "bf16") != "bf16", f"results staged in {site.attrs.get('staged')}"),
+        (per_row and token > MAX_TOKEN, f"tokens of {token} elements: a warp's registers hold {MAX_TOKEN}"),
+    ]
+    return next((reason for refused, reason in reasons if refused), "")
 
 
 def _refuse_views(site: Site) -> str:
     q, k, v, mask, _ = operands_of(site)
     for name, operand in (("q", q), ("k", k), ("v", v), ("result", site.results[0])):
-        step = 16 // DTYPES[operand.dtype].itemsize
+        step = 16 // max(2, DTYPES[operand.dtype].itemsize)
+        aligned = step * DTYPES[operand.dtype].itemsize  # bytes: e4m3 is written 8 at a time
         if operand.strides[-1] != 1:
             return f"the last axis of {name} is not contiguous"
         if name in "kv" and operand.shape[-2] > 1 and operand.strides[-2] >= 1 << 30:
             return f"rows of {name} are {operand.strides[-2]} elements apart: the kernel counts them in 32-bit bytes"
         if any(s % step for s, extent in zip(operand.strides[:-1], operand.shape[:-1], strict=True) if extent > 1):
-            return f"rows of {name} with strides {list(operand.strides)} are not 16-byte aligned"
+            return f"rows of {name} with strides {list(operand.strides)} are not {aligned}-byte aligned"
         try:
             strides_of(operand, operand.shape, 3)
         except ValueError as error:
             return f"{name}: {error}"
+    try:
+        if per_row_of(site):
+            scale_strides(site)
+    except ValueError as error:
+        return f"scales: {error}"
     try:
         if mask:
             strides_of(mask, (*q.shape[:-1], k.shape[-2]), 4)
@@ -241,7 +288,8 @@ def cost(site: Site, config: Config, target: Target) -> float:
     first_us = LOAD_US + copy_us + math_us
     drain_us = DRAIN_US * _quads(shape, tile)
     total = LAUNCH_US + START_US + waves * (first_us + (steps - 1) * max(math_us, waits_us) + drain_us)
-    return total + (_combine_us(shape, tile, splits) if splits > 1 else 0.0)
+    total += _combine_us(shape, tile, splits) if splits > 1 else 0.0
+    return total + (_tokens_us(shape, tile) if shape.per_row else 0.0)
 
 
 def _blocks_per_sm(shape: Shape, tile: Tile, target: Target) -> int:
@@ -263,15 +311,35 @@ def _combine_us(shape: Shape, tile: Tile, splits: int) -> float:
     return ARRIVE_US + max(ROUND_US * rounds, ROUND_US + splits * partial / (L2_GBS_PER_SM * 1e3))
 
 
+def _panel(shape: Shape, tile: Tile) -> int:
+    """Row tiles after which a token ends with a tile."""
+    return shape.group // math.gcd(shape.group, tile.rows)
+
+
+def _tokens_us(shape: Shape, tile: Tile) -> float:
+    """The last block of a panel reads the results of its tokens, 16 loads a lane at once, and writes their codes."""
+    panel = _panel(shape, tile)
+    tokens = min(shape.sq, panel * tile.rows // shape.group)
+    at_once = max(1, 16 // _ceil_div(shape.token, 256)) * (tile.threads // 32)
+    arrive = ARRIVE_US if panel * shape.heads_kv > 1 else 0.0
+    return arrive + max(ROUND_US * _ceil_div(tokens, at_once), 2 * tokens * shape.token / (L2_GBS_PER_SM * 1e3))
+
+
 def scratch(site: Site, config: Config) -> int:
-    """Sums, maxima and weights of the splits: fp32 [splits, B * Hkv, rows, Dv] and [splits, B * Hkv, rows, 2]."""
+    """Sums, maxima and weights of the splits: fp32 [splits, B * Hkv, rows, Dv] and [splits, B * Hkv, rows, 2]; then,
+    where tokens have scales, their results: bf16 [B, Sq, Hq, Dv]."""
     shape = Shape.of(site)
-    return 0 if config["SPLITS"] == 1 else _stats_at(shape, config) + 8 * _partials(shape, config)
+    return _staged_at(shape, config) + (2 * shape.batch * shape.sq * shape.token if shape.per_row else 0)
 
 
 def counters(site: Site, config: Config) -> int:
-    """One 32-bit counter for each row tile of each key head."""
-    shape = Shape.of(site)
+    """32-bit counters: one for each row tile of each key head where split, then one for each panel of each batch."""
+    shape, tile = Shape.of(site), tile_of(config)
+    panels = _ceil_div(_ceil_div(shape.rows, tile.rows), _panel(shape, tile)) * shape.batch if shape.per_row else 0
+    return _panels_at(shape, config) + 4 * panels
+
+
+def _panels_at(shape: Shape, config: Config) -> int:
     return 0 if config["SPLITS"] == 1 else 4 * _ceil_div(shape.rows, tile_of(config).rows) * shape.blocks_z
 
 
@@ -283,13 +351,18 @@ def _stats_at(shape: Shape, config: Config) -> int:
     return 4 * _partials(shape, config) * shape.dv
 
 
+def _staged_at(shape: Shape, config: Config) -> int:
+    split = config["SPLITS"] > 1
+    return _round_up(_stats_at(shape, config) + 8 * _partials(shape, config), 16) if split else 0
+
+
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     """One launch."""
     shape, tile = Shape.of(site), tile_of(config)
     q, _, _, mask, _ = operands_of(site)
     types = [DTYPES[q.dtype].cuda, DTYPES[site.results[0].dtype].cuda]
     sizes = [shape.d, shape.dv, tile.wm, tile.wn, tile.bn, tile.stages]
-    flags = [_flag(mask is not None), _flag(config["SPLITS"] > 1)]
+    flags = [_flag(mask is not None), _flag(config["SPLITS"] > 1), str(shape.token if shape.per_row else 0)]
     stage = Stage(
         source=SOURCE,
         entry=f"frtc::smxx_attention<{', '.join([*types, *map(str, sizes), *flags])}>",
@@ -312,7 +385,19 @@ def _params(site: Site, shape: Shape, config: Config) -> tuple[Param, ...]:
     resume, causal = int(site.attrs.get("resume", -1)), int(site.attrs.get("causal", False))
     sizes = [shape.heads_kv, shape.group, shape.sq, shape.sk, resume, causal]
     scale = Param("f32", float(site.attrs["scale"]) * math.log2(math.e))
-    return (*pointers, *partial, *strides, *(Param("i32", n) for n in sizes), scale)
+    codes = _codes_params(site, shape, config)
+    return (*pointers, *partial, *strides, *(Param("i32", n) for n in sizes), scale, *codes)
+
+
+def _codes_params(site: Site, shape: Shape, config: Config) -> tuple[Param, ...]:
+    """What a result in e4m3 needs, or zeros."""
+    null = Param("i64", 0)
+    inv = null if inv_of(site) is None else Param("operand", 5)
+    if not shape.per_row:
+        return (inv, *[null] * 5, Param("i32", 1))
+    staged, arrived = Param("scratch", _staged_at(shape, config)), Param("counters", _panels_at(shape, config))
+    steps = [Param("i64", step) for step in scale_strides(site)]
+    return (inv, Param("result", 1), staged, arrived, *steps, Param("i32", _panel(shape, tile_of(config))))
 
 
 def _flag(value: bool) -> str:

@@ -35,7 +35,7 @@ class AttentionSite:
     @property
     def flops(self) -> float:
         """Of both products over the visible keys (of all of them where a mask or causality hides some)."""
-        q, k, v, _, length = self.site.operands
+        q, k, v, _, length = self.site.operands[:5]
         assert q and k and v
         resume = self.site.attrs.get("resume", -1)
         after = k.shape[-2] - max(resume, self.length) if resume >= 0 else 0
@@ -44,7 +44,7 @@ class AttentionSite:
 
     def inputs(self, site: Site, rng: np.random.Generator) -> list[Array | None]:
         """N(0, 1), 1 % of channels times 30, q scaled to the spread of scores; keys that nobody sees hold `hidden`."""
-        q, k, v, mask, length = site.operands
+        q, k, v, mask, length, *inv = site.operands
         assert q and k and v
         draws = [_loud_channels(rng, operand.shape) for operand in (q, k, v)]
         sample = np.einsum("...qd,...kd->...qk", draws[0][..., :1, :16, :], draws[1][..., :1, :256, :])
@@ -55,7 +55,8 @@ class AttentionSite:
         for draw in draws[1:]:
             draw[self._unseen(k, masks)] = self.hidden
         rounded = [round_to(draw, operand.dtype) for draw, operand in zip(draws, (q, k, v), strict=True)]
-        return [*rounded, masks, np.array(self.length, np.int32) if length else None]
+        valid = np.array(self.length, np.int32) if length else None
+        return [*rounded, masks, valid, *(np.asarray(rng.uniform(20, 100), np.float32) for _ in inv)]
 
     def _unseen(self, k: Operand, masks: Array | None) -> Array:
         """Bool [..., Hkv, Sk]: keys that length, resume or the mask hide from every query."""
@@ -108,6 +109,24 @@ def cached_site(
     return Site("attention", (q, k, v, None, Operand.packed("i32")), (out,), {"scale": size**-0.5, **attrs})
 
 
+def heads_apart(site: Site) -> Site:
+    """The result with a matrix for each head."""
+    (out,) = site.results
+    return replace(site, results=(Operand.packed(out.dtype, *out.shape),))
+
+
+def in_e4m3(about: AttentionSite, per_row: bool) -> AttentionSite:
+    """The result in e4m3: times an operand, or with a scale for each token."""
+    site = about.site
+    out = replace(site.results[0], dtype="e4m3")
+    if per_row:
+        scales = Operand.packed("f32", *out.shape[:-3], out.shape[-2], 1)
+        site = replace(site, results=(out, scales), attrs={**site.attrs, "per_row": True})
+    else:
+        site = replace(site, results=(out,), operands=(*site.operands, Operand.packed("f32")))
+    return replace(about, name=f"{about.name}, e4m3 {'per row' if per_row else 'times inv'}", site=site)
+
+
 def with_mask(site: Site, *shape: int) -> Site:
     q, k, v, _, length = site.operands
     return replace(site, operands=(q, k, v, Operand.packed("bool", *shape), length))
@@ -139,7 +158,10 @@ def awkward_sites() -> list[AttentionSite]:
         AttentionSite("1 query", cached_site((8, 1), 1, 700, 256, batch=8, resume=690), 561),
         AttentionSite("f16", cached_site((4, 2), 50, 130, 64, dtype="f16"), 99),
         AttentionSite("values 48 wide, keys 80", cached_site((4, 2), 33, 200, 80, values=48), 177),
+        AttentionSite("groups of 3", cached_site((15, 5), 50, 300, 64, resume=250), 211),
+        AttentionSite("groups of 40", cached_site((80, 2), 7, 90, 16, batch=2), 77),
         AttentionSite("groups of 2", cached_site((16, 8), 31, 300, 128), 287),
+        AttentionSite("heads apart", heads_apart(self_site(2, 3, 70, 64))),
         AttentionSite("causal prefill", cached_site((16, 8), 150, 150, 128, causal=True), 150),
         AttentionSite("causal decode", cached_site((8, 1), 1, 513, 256, batch=8, causal=True), 513),
         AttentionSite("causal and length", cached_site((8, 1), 40, 200, 256, causal=True), 170),
