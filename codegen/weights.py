@@ -8,7 +8,7 @@ several weights compute in common, `share` turns into a leaf that is evaluated o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from threading import RLock
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -47,17 +47,34 @@ def share(expressions: Mapping[str, Node], tensors: Lookup) -> tuple[dict[str, N
 
     changed = rebuild(whole, visit)
     values: dict[str, Array] = {}
-    busy = RLock()  # a shared value may need another one
+    busy = {name: Lock() for name in definitions}
 
     def lookup(name: str) -> Array:
         if name not in definitions:
             return tensors(name)
-        with busy:
+        with busy[name]:
             if name not in values:
-                values[name] = run(Graph("shared", (), (("out", definitions[name]),)), {}, lookup, "exact")["out"]
+                values[name] = _shared_value(definitions[name], lookup)
             return values[name]
 
     return dict(changed.outputs), lookup
+
+
+def _shared_value(definition: Node, lookup: Lookup) -> Array:
+    if definition.op != "channel_scale":
+        return _run(definition, lookup, "exact")
+    w = definition.operands[0]
+    whole = np.empty(w.shape, np.float32)
+    step = max(1, PIECE // max(1, w.shape[1]))
+    for start in range(0, w.shape[0], step):
+        rows = slice(start, min(w.shape[0], start + step))
+        whole[rows] = _in_f32(take_rows(w, rows.start, rows.stop), lookup)
+    scales: Array = REFERENCES["channel_scale"](whole)
+    return scales
+
+
+def _run(node: Node, tensors: Lookup, mode: str) -> Array:
+    return run(Graph("weight", (), (("out", node),)), {}, tensors, mode)["out"]
 
 
 def _common(whole: Graph) -> set[Node]:
@@ -88,11 +105,24 @@ def pieces(expression: Node, tensors: Lookup) -> Iterator[Array]:
 
 
 def _evaluate(whole: Node, tensors: Lookup) -> Array:
+    if whole.op == "quantize":  # from the values as they are, not as 16 bits would round them
+        w, scale = (_in_f32(a, tensors) for a in whole.operands)
+        return round_to(REFERENCES["quantize"](w, scale), whole.dtype)
     graph, tensors = _sliced_leaves(Graph("weight", (), (("out", whole),)), tensors)
-    node = graph.roots[0]
-    if all(n.op in MOVES or (n.op == "const" and not n.t.is_float) for n in graph.nodes):
+    if _moves(graph):
         return run(graph, {}, tensors, "typed")["out"]
-    return round_to(run(graph, {}, tensors, "exact")["out"], node.dtype)
+    return round_to(run(graph, {}, tensors, "exact")["out"], whole.dtype)
+
+
+def _in_f32(node: Node, tensors: Lookup) -> Array:
+    """The value of an expression in float32, whatever its type would round it to."""
+    graph, tensors = _sliced_leaves(Graph("weight", (), (("out", node),)), tensors)
+    return run(graph, {}, tensors, "wide" if _moves(graph) else "exact")["out"].astype(np.float32, copy=False)
+
+
+def _moves(graph: Graph) -> bool:
+    """No arithmetic on floats."""
+    return all(n.op in MOVES or (n.op == "const" and not n.t.is_float) for n in graph.nodes)
 
 
 def _sliced_leaves(graph: Graph, tensors: Lookup) -> tuple[Graph, Lookup]:
@@ -133,6 +163,8 @@ def _push(node: Node, start: int, stop: int) -> Node | None:
     if node.op in POINTWISE:
         args = [_broadcast_rows(a, rank, start, stop) for a in node.operands]
         return make(node.op, args, dict(node.attrs), type, node.loc)
+    if node.op == "quantize":
+        return make(node.op, [take_rows(a, start, stop) for a in node.operands], {}, type, node.loc)
     if node.op == "concat" and node["axis"] == -rank:
         return _concat_rows(node, start, stop)
     if node.op == "concat":

@@ -12,6 +12,7 @@ import numpy as np
 
 from frtc.codegen.build import Built, build
 from frtc.compiler import Progress, families_for, optimise, target_named
+from frtc.precision import RecordedScales
 from frtc.errors import FrtcError
 from frtc.lowering.interpret import run
 from frtc.lowering.ir import Graph, Module, Node
@@ -73,7 +74,8 @@ class Interpreted:
 def rebuilt(plan: Plan, reference: Reference, progress: Progress) -> tuple[Module, Built]:
     """The module and program that this frtc makes of the checkpoint; they must be the Plan's."""
     target = target_named(plan.program.target.name)
-    module, _, _ = optimise(reference.opened, target, reference.options, Options(), progress)
+    scales = RecordedScales.of_evidence(plan.evidence)
+    module = optimise(reference.opened, target, reference.options, Options(), progress, scales).module
     built = build(module, target, families_for(target, reference.options.family))
     if _outline(built.program) != _outline(plan.program):
         hint = "verify with the frtc that compiled it, or compile it again"

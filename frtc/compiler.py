@@ -34,11 +34,23 @@ from frtc.models.checkpoint import Checkpoint, open_checkpoint
 from frtc.models.evidence import Fact
 from frtc.models.stages import Model
 from frtc.passes.pipeline import Options, Report, run_passes
+from frtc.passes.precision import Precision
+from frtc.passes.quantize import Note
 from frtc.passes.standard import pipeline
 from frtc.policy import TOKENIZER
 from frtc.policy import Policy as Running
 from frtc.policy_files import PolicyFiles, Sizes, read_policy_files
 from frtc.policy_options import PolicyOptions
+from frtc.precision import (
+    ActivationScales,
+    Asked,
+    PrecisionReport,
+    default_kind,
+    parameters,
+    require_known,
+    require_no_fallen,
+    require_possible,
+)
 from frtc.report import CompileReport
 from frtc.results import results_of
 from frtc.runtime.emulator import Emulator
@@ -48,8 +60,7 @@ from frtc.runtime.policy import Assumption, Policy
 from frtc.runtime.policy_steps import PolicySteps
 from frtc.trace import trace
 
-PRECISIONS = {"bf16": torch.bfloat16, "f32": torch.float32}  # "f32": what the model means, for verify
-SERVED = ("bf16",)  # those that kernels run: attention takes 16-bit operands
+TRACED = {"bf16": torch.bfloat16, "f32": torch.float32}  # as it is served, and what the model means, for verify
 FAMILY_NAMES = ("baseline", "native")
 SIZE_FLAGS = {"prompt": "--prompt-tokens", "horizon": "--horizon", "steps": "--steps"}
 Progress = Callable[[str, float], None]  # (what is being done, share of it that is done)
@@ -63,6 +74,7 @@ def silent(what: str, share: float) -> None:
 class CompileOptions:
     """What the user may choose. None means: as the checkpoint's files say.
 
+    precision  "bf16", "fp8" or "w8a16"; None: the GPU's default. stages, keep: docs/numerics.md
     prompt     token budget; horizon, steps: actions of a chunk, Euler steps
     adapter    folder of a LoRA adapter that is merged into the checkpoint
     family     "native": the target's own instructions where kernels for them exist; "baseline" runs on all targets
@@ -70,7 +82,9 @@ class CompileOptions:
     """
 
     policy: PolicyOptions = field(default_factory=PolicyOptions)
-    precision: str = "bf16"
+    precision: str | None = None
+    stages: tuple[tuple[str, str], ...] = ()
+    keep: tuple[str, ...] = ()
     family: str = "baseline"
     prompt: int | None = None
     horizon: int | None = None
@@ -148,13 +162,9 @@ def _assumption(model: Model, fact: Fact) -> Assumption:
     return Assumption(fact.name, str(fact.value), f"no file says; the published default of {model.name}", option)
 
 
-def import_module(
-    opened: Opened, precision: str = "bf16", progress: Progress = silent, velocity: bool = False
-) -> Module:
+def import_module(opened: Opened, dtype: str = "bf16", progress: Progress = silent, velocity: bool = False) -> Module:
     """The traced module, its weights the model's parameters; with `velocity`, each step's is a result, too."""
-    if precision not in PRECISIONS:
-        raise UsageError("option.precision", f"there is no precision {precision}", [("known", ", ".join(PRECISIONS))])
-    stages = opened.model.stages(opened.config, PRECISIONS[precision], velocity)
+    stages = opened.model.stages(opened.config, TRACED[dtype], velocity)
     names = list(stages)
 
     def starts(stage: str) -> None:
@@ -177,15 +187,51 @@ def require_mapped(weights: Graph, opened: Opened) -> None:
             raise FrtcError("lowering.weight", what, [("checkpoint", str(opened.checkpoint))])
 
 
+@dataclass(frozen=True, slots=True)
+class Optimised:
+    """A module after all passes for a target, and what the passes and the policy's reader found."""
+
+    module: Module
+    policy: Policy
+    report: Report
+    precision: PrecisionReport
+
+
 def optimise(
-    opened: Opened, target: Target, options: CompileOptions, settings: Options, progress: Progress = silent
-) -> tuple[Module, Policy, Report]:
+    opened: Opened,
+    target: Target,
+    options: CompileOptions,
+    settings: Options,
+    progress: Progress = silent,
+    scales: ActivationScales | None = None,
+) -> Optimised:
     """Trace the model and run all passes for the target."""
-    module = import_module(opened, options.precision, progress)
+    asked = resolved(options, target)
+    module = import_module(opened, progress=progress)
     policy = opened.policy(sizes_of(module))
-    families = families_for(target, options.family)
-    module, report = run_passes(module, pipeline(implements(target, families)), settings)
-    return module, policy, report
+    notes: list[Note] = []
+    fallen = scales.fallen() if scales is not None else {}
+    precision = Precision(asked.kind or "bf16", dict(asked.stages), asked.keep, scales is not None, fallen)
+
+    def named(front: Module) -> Module:
+        require_known(asked, front)
+        if scales is not None:
+            scales.require(opened, front)
+        return front
+
+    if options.policy.strict:
+        require_no_fallen(precision)
+    passes = pipeline(implements(target, families_for(target, options.family)), precision, notes.append, named)
+    module, report = run_passes(module, passes, settings)
+    made = PrecisionReport.of(precision, target, module, notes)
+    return Optimised(module, policy, report, made)
+
+
+def resolved(options: CompileOptions, target: Target) -> Asked:
+    """The precision that was asked for, or the GPU's default; refused where the GPU cannot."""
+    asked = Asked(options.precision or default_kind(target), options.stages, options.keep)
+    require_possible(asked, target)
+    return asked
 
 
 @fresh_nodes()
@@ -196,21 +242,24 @@ def compile(
     options: CompileOptions | None = None,
     settings: Options | None = None,
     progress: Progress = silent,
+    scales: ActivationScales | None = None,
 ) -> CompileReport:
     """Compile a checkpoint into a Plan file for the GPU `arch`. The file appears when it is complete, or not at all.
 
     settings   debugging (docs/debugging.md); by default what the FRTC_* variables say
     progress   called with (what is being done, share of it that is done)
+    scales     activation scales of a calibration of this checkpoint; None: FP8 finds one for each row as it runs
     """
     require_python()
     options, settings, out = options or CompileOptions(), settings or Options.from_environment(), Path(out)
-    _require_served(options.precision)
     target, clock = target_named(arch), _Clock()
+    options = replace(options, precision=resolved(options, target).kind)
     families = families_for(target, options.family)
     require_folder(out)
     opened = open_model(Path(checkpoint), options)
     clock.lap("read")
-    module, policy, report = optimise(opened, target, options, settings, progress)
+    made = optimise(opened, target, options, settings, progress, scales)
+    module, policy, report = made.module, made.policy, made.report
     if settings.stop:
         raise UsageError("compile.stopped", f"stopped after pass {settings.stop}: no Plan was written")
     clock.lap("trace", report.passes)
@@ -224,14 +273,15 @@ def compile(
         clock.lap("weights")
         places = results_of(module, built)
         test = {"self_test": self_test(written, places, progress)} if options.self_test else {}
-        return evidence_of(opened, options) | test
+        return evidence_of(opened, options) | calibration_of(scales, made.precision) | test
 
     blobs = {**built.cubins, RECIPE: recipe_text(built.expressions), TOKENIZER: opened.files.tokenizer}
     watch = bytes_written(program, progress)
-    plan_id = write_plan(out, program, built.expressions, opened.read, blobs, evidence, watch)
+    leaves = parameters(opened.read, scales)
+    plan_id = write_plan(out, program, built.expressions, leaves, blobs, evidence, watch)
     clock.lap("self-test" if options.self_test else "finish")
     about = (opened.model.title, opened.facts, policy, program, costs_of(built), report.fired, clock.seconds)
-    return CompileReport.of(out, plan_id, *about)
+    return CompileReport.of(out, plan_id, *about, made.precision)
 
 
 def costs_of(built: Built) -> dict[str, float]:
@@ -245,10 +295,14 @@ def require_room(policy: Policy, tokenizer: bytes) -> None:
     steps.prepare(observation.seeded(steps))
 
 
-def _require_served(precision: str) -> None:
-    if precision not in SERVED:
-        what = f"no kernels serve precision {precision}"
-        raise UsageError("option.precision", what, [("known", ", ".join(SERVED))])
+def calibration_of(scales: ActivationScales | None, made: PrecisionReport) -> dict[str, Any]:
+    """What a Plan says of its activation scales: of which sites, how they were found."""
+    if scales is None:
+        return {"calibration": {"scales": made.scales}} if made.scales else {}
+    used = [n.site for n in made.notes if n.kind == "fp8"]
+    sites = {site: scales.of(site).tolist() for site in used}
+    found = {"scales": "static", "sites": sites, "fallen": dict(scales.fallen())}
+    return {"calibration": found | scales.about()}
 
 
 def require_folder(out: Path) -> None:
@@ -300,7 +354,10 @@ def options_of(data: Mapping[str, Any]) -> CompileOptions:
     """Inverse of options_json."""
     policy = dict(data["policy"])
     policy["camera"] = tuple((role, key) for role, key in policy["camera"])
-    return CompileOptions(PolicyOptions(**policy), **{k: v for k, v in data.items() if k != "policy"})
+    rest = {k: v for k, v in data.items() if k != "policy"}
+    rest["stages"] = tuple((stage, kind) for stage, kind in rest.get("stages", ()))
+    rest["keep"] = tuple(rest.get("keep", ()))
+    return CompileOptions(PolicyOptions(**policy), **rest)
 
 
 def sizes_of(module: Module) -> Sizes:

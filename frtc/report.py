@@ -15,6 +15,7 @@ from frtc.runtime.policy import Assumption, Policy
 
 if TYPE_CHECKING:
     from frtc.models.evidence import Fact
+    from frtc.precision import PrecisionReport
 
 MEANING = {
     "run on hardware": "kernels of this target have run on this GPU",
@@ -30,6 +31,7 @@ class CompileReport:
     launches      per program, once through it; graph_nodes: of a whole inference
     estimate_us   per program and run, by the cost model; a guess that ranks kernels, not a measurement
     fired         how often each rewrite rule fired
+    precision     what became of the products
     """
 
     path: Path
@@ -48,6 +50,7 @@ class CompileReport:
     estimate_us: Mapping[str, float]
     fired: Mapping[str, int]
     seconds: Mapping[str, float]
+    precision: PrecisionReport
 
     @staticmethod
     def of(
@@ -60,6 +63,7 @@ class CompileReport:
         costs: Mapping[str, float],
         fired: Counter[str],
         seconds: Mapping[str, float],
+        precision: PrecisionReport,
     ) -> CompileReport:
         launches = launches_of(program)
         return CompileReport(
@@ -79,10 +83,11 @@ class CompileReport:
             estimate_us=dict(costs),
             fired=dict(sorted(fired.items())),
             seconds=dict(seconds),
+            precision=precision,
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "path": str(self.path)}
+        return {**asdict(self), "path": str(self.path), "precision": self.precision.to_json()}
 
     def __str__(self) -> str:
         t = self.target
@@ -92,6 +97,7 @@ class CompileReport:
                 [("plan", self.plan_id), ("target", f"{t.evidence}: {MEANING.get(t.evidence, 'see `frtc models`')}")]
             ),
             facts_text(self.facts, self.assumed),
+            str(self.precision),
             "memory on the device",
             table(memory_rows(self.weights_nbytes, self.arena_nbytes, self.state_nbytes)),
             f"launches: {self.graph_nodes} in one inference, {self.kernels} different kernels",

@@ -202,6 +202,7 @@ class _Quantizer:
         while producer.op in VIEWS or producer.op == "item":
             assert producer.args[0] is not None
             producer = producer.args[0]
+        assert isinstance(producer.type, tuple)
         scales = item(producer, len(producer.type) - 1)
         shape = (*x.shape[:-1], 1)
         return self._consumer(new, x, scales if scales.shape == shape else reshape(scales, shape=shape))

@@ -8,16 +8,22 @@ from frtc.passes.fold_constants import fold_constants
 from frtc.passes.fold_linears import fold_linears
 from frtc.passes.fold_norms import fold_norms
 from frtc.passes.fuse_epilogues import fuse_epilogues
+from frtc.passes.fuse_linear_norm import fuse_linear_norm
 from frtc.passes.fuse_pointwise import fuse_pointwise
 from frtc.passes.fuse_residual_norm import fuse_residual_norm
+from frtc.passes.fuse_rope_linear import fuse_rope_linear
 from frtc.passes.fuse_rope_qkv import fuse_rope_qkv
 from frtc.passes.hoist import hoist
 from frtc.passes.layout import layout
 from frtc.passes.limit_rows import limit_rows
 from frtc.passes.merge_linears import merge_linears
 from frtc.passes.name_weights import name_weights
+from frtc.passes.precision import Precision
+from frtc.passes.quantize import Told, quantize
 from frtc.passes.rewrite import Implements, Pass
 from frtc.passes.split_linears import split_linears
+
+BF16 = Precision()
 
 # What the model means, whatever the GPU.
 FRONT: tuple[Pass, ...] = (
@@ -32,15 +38,28 @@ FRONT: tuple[Pass, ...] = (
 )
 
 
-def pipeline(implements: Implements) -> tuple[Pass, ...]:
-    """All passes for a GPU whose kernels run the nodes that `implements` accepts."""
+def pipeline(
+    implements: Implements,
+    precision: Precision = BF16,
+    told: Told = lambda note: None,
+    front: Pass | None = None,
+) -> tuple[Pass, ...]:
+    """All passes for a GPU whose kernels run the nodes that `implements` accepts.
+
+    told    hears what became of each product
+    front   is shown the module that no GPU has been chosen for yet; its sites are what a calibration has scales of
+    """
     return (
         *FRONT,
+        *([front] if front else []),
         fuse_epilogues(implements),  # after folds: they match bare linears
         fuse_residual_norm(implements),  # after epilogues: only sums that no linear can absorb
         limit_rows,  # after epilogues: the linears are whole; before layout: a view does not say where an axis goes
+        fuse_linear_norm(implements),  # after limit_rows, which knows the two ops apart
         layout,  # no rule of the passes above matches views
         fuse_rope_qkv(implements),  # after layout: heads are strides, whatever spelling made them
+        fuse_rope_linear(implements),  # after fuse_rope_qkv, which leaves the linear that it absorbs
+        quantize(implements, precision, told),  # after all that decides what one launch is; it changes operands only
         fuse_pointwise(implements),  # after all that could absorb a pointwise op
         name_weights,  # last: constant expressions are complete
     )

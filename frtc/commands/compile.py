@@ -7,7 +7,6 @@ from pathlib import Path
 
 from frtc.compiler import (
     FAMILY_NAMES,
-    SERVED,
     CompileOptions,
     compile,
     open_model,
@@ -18,13 +17,15 @@ from frtc.compiler import (
 from frtc.console import Progress, Result
 from frtc.debug_options import add_debug_options, settings_of
 from frtc.options import add_policy_options, choices, policy_options
+from frtc.precision import read_precision
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="folder or safetensors file")
     parser.add_argument("--arch", required=True, metavar="GPU", help="target; `frtc models` lists them")
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="default: CHECKPOINT-GPU.plan, here")
-    parser.add_argument("--precision", choices=list(SERVED), default="bf16", help="of the layers")
+    parser.add_argument("--precision", metavar="KIND", help="bf16, fp8, w8a16, or FILE.toml that says it by stage and "
+                        "site; default: fp8 where the GPU has instructions for it, else w8a16")  # fmt: skip
     parser.add_argument("--family", choices=FAMILY_NAMES, default="baseline",
                         help="native: the GPU's own instructions, where kernels for them exist")  # fmt: skip
     parser.add_argument("--no-self-test", action="store_true", help="leave the self-test's vectors out")
@@ -34,9 +35,11 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     require_python()
+    asked = read_precision(args.precision)
     chosen = CompileOptions(
-        policy_options(args), args.precision, args.family, **choices(args), self_test=not args.no_self_test
-    )
+        policy_options(args), asked.kind, asked.stages, asked.keep, args.family, **choices(args),
+        self_test=not args.no_self_test,
+    )  # fmt: skip
     settings, target, progress = settings_of(args), target_named(args.arch), Progress()
     try:
         if settings.stop:  # the runner of passes prints the IR

@@ -11,7 +11,6 @@ from pathlib import Path
 from frtc.codegen.fusible import implements
 from frtc.compiler import (
     FAMILY_NAMES,
-    SERVED,
     CompileOptions,
     families_for,
     import_module,
@@ -25,7 +24,9 @@ from frtc.lowering.ir import Module, Run, fresh_nodes
 from frtc.lowering.programs import define_weights
 from frtc.lowering.text import parse, parse_module
 from frtc.options import add_policy_options, choices, policy_options
+from frtc.passes.precision import Precision
 from frtc.passes.standard import pipeline
+from frtc.precision import default_kind, read_precision, require_possible
 
 SHOWN = 3  # kernels not taken; --all shows every one
 
@@ -35,7 +36,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", required=True, metavar="GPU")
     parser.add_argument("--node", metavar="TEXT", help="only nodes and calls whose op, call or location holds this")
     parser.add_argument("--all", action="store_true", help="every node and every kernel not taken")
-    parser.add_argument("--precision", choices=list(SERVED), default="bf16")
+    parser.add_argument("--precision", metavar="KIND", help="bf16, fp8, w8a16 or FILE.toml; default: the GPU's")
     parser.add_argument("--family", choices=FAMILY_NAMES, default="baseline")
     add_policy_options(parser)
 
@@ -44,13 +45,16 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     target, progress = target_named(args.arch), Progress()
     families = families_for(target, args.family)
+    asked = read_precision(args.precision)
+    require_possible(asked, target)
     if args.checkpoint.suffix == ".ir":
         module = read_ir(args.checkpoint)
     else:
-        opened = open_model(args.checkpoint, CompileOptions(policy_options(args), args.precision, **choices(args)))
-        module = import_module(opened, args.precision, progress)
+        opened = open_model(args.checkpoint, CompileOptions(policy_options(args), **choices(args)))
+        module = import_module(opened, progress=progress)
         progress.close()
-    found = explain(module, pipeline(implements(target, families)), target, families)
+    precision = Precision(asked.kind or default_kind(target), dict(asked.stages), asked.keep)
+    found = explain(module, pipeline(implements(target, families), precision), target, families)
     return Result(_text(found, args.node or "", args.all), found.data())
 
 

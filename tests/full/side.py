@@ -44,7 +44,7 @@ def interpreter(plan: Plan, checkpoint: Path) -> Iterator[tuple[str, Array]]:
     options, target = options_of(plan.evidence["options"]), target_named(plan.program.target.name)
     families_for(target, options.family)
     opened = open_model(checkpoint, options)
-    module = optimise(opened, target, options, Options.from_environment())[0]
+    module = optimise(opened, target, options, Options.from_environment()).module
     weight = weights(dict(module.weights.outputs), opened.read)
     with Policy(plan, Emulator(plan)) as policy:
         env: dict[str, Any] = {name: array.copy() for name, array in inputs(policy).items()}

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from frtc.codegen.fusible import implements
-from frtc.compiler import PRECISIONS, CompileOptions, Opened, import_module, open_model, sizes_of
+from frtc.compiler import TRACED, CompileOptions, Opened, import_module, open_model, sizes_of
 from frtc.kernels.targets import load_targets
 from frtc.lowering.interpret import evaluate_weights, run, run_module
 from frtc.lowering.ir import Module, Node, Repeat
@@ -146,7 +146,7 @@ def subject(name: str, precision: str) -> Subject:
 def golden(kind: str, precision: str) -> Subject:
     """openpi's tiny model: two views, 12 of 32 prompt positions valid."""
     case, model = golden_case(kind), truth.KINDS[kind].MODEL
-    config, dtype = case.model.config, PRECISIONS[precision]
+    config, dtype = case.model.config, TRACED[precision]
     stages = model.stages(config, dtype, True)
     prefix = stages["prefix"]
     image_tokens, prompt, n = (t.to("meta") for t in (case.image_tokens, case.prompt, case.n))
