@@ -234,6 +234,13 @@ def resolved(options: CompileOptions, target: Target) -> Asked:
     return asked
 
 
+def require_used(scales: ActivationScales | None, asked: Asked) -> None:
+    """Activation scales mean nothing to a Plan whose activations have 16 bits."""
+    if scales is not None and "fp8" not in (asked.kind, *(kind for _, kind in asked.stages)):
+        hint = "--precision fp8 uses them"
+        raise UsageError("option.scales", f"precision {asked.kind} has no activation scales", hint=hint)
+
+
 @fresh_nodes()
 def compile(
     checkpoint: str | Path,
@@ -253,7 +260,9 @@ def compile(
     require_python()
     options, settings, out = options or CompileOptions(), settings or Options.from_environment(), Path(out)
     target, clock = target_named(arch), _Clock()
-    options = replace(options, precision=resolved(options, target).kind)
+    asked = resolved(options, target)
+    require_used(scales, asked)
+    options = replace(options, precision=asked.kind)
     families = families_for(target, options.family)
     require_folder(out)
     opened = open_model(Path(checkpoint), options)

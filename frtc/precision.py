@@ -90,6 +90,8 @@ def default_kind(target: Target) -> str:
 def require_possible(asked: Asked, target: Target) -> None:
     """FP8 x FP8 on a GPU without any is refused before anything is read."""
     kinds = {asked.kind, *(kind for _, kind in asked.stages)}
+    if unknown := sorted(kind for kind in kinds if kind is not None and kind not in KINDS):
+        raise UsageError("option.precision", f"there is no precision {unknown[0]}", [("known", ", ".join(KINDS))])
     if "fp8" in kinds and MMA not in target.has:
         what = f"{target.name} ({target.nvcc}) multiplies no FP8"
         hint = "--precision w8a16 keeps weights in FP8 and multiplies in bf16; --precision bf16 keeps all in 16 bits"

@@ -18,6 +18,7 @@ from frtc.console import Progress, Result
 from frtc.debug_options import add_debug_options, settings_of
 from frtc.options import add_policy_options, choices, policy_options
 from frtc.precision import read_precision
+from frtc.scales_file import read_scales
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="default: CHECKPOINT-GPU.plan, here")
     parser.add_argument("--precision", metavar="KIND", help="bf16, fp8, w8a16, or FILE.toml that says it by stage and "
                         "site; default: fp8 where the GPU has instructions for it, else w8a16")  # fmt: skip
+    parser.add_argument("--scales", type=Path, metavar="FILE", help="activation scales of `frtc calibrate`, for fp8; "
+                        "without them FP8 finds one for each row as it runs")  # fmt: skip
     parser.add_argument("--family", choices=FAMILY_NAMES, default="baseline",
                         help="native: the GPU's own instructions, where kernels for them exist")  # fmt: skip
     parser.add_argument("--no-self-test", action="store_true", help="leave the self-test's vectors out")
@@ -46,7 +49,8 @@ def run(args: argparse.Namespace) -> Result:
             optimise(open_model(args.checkpoint, chosen), target, chosen, settings, progress)
             return Result(f"stopped after pass {settings.stop}: no Plan was written", {"stopped": settings.stop})
         out = args.output or Path(f"{args.checkpoint.resolve().name}-{target.name}.plan")
-        report = compile(args.checkpoint, target.name, out, chosen, settings, progress)
+        scales = read_scales(args.scales) if args.scales else None
+        report = compile(args.checkpoint, target.name, out, chosen, settings, progress, scales)
     finally:
         progress.close()
     return Result(str(report), report.to_json())
