@@ -16,6 +16,7 @@ from frtc.kernels.targets import Target
 # Each module holds a tuple KERNELS.
 MODULES = [
     "smxx_gemm",
+    "smxx_rope_gemm",
     "smxx_linear_f32",
     "smxx_norm",
     "smxx_rope",

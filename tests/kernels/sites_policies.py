@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.sites import from_json
 from frtc.kernels.spec import Operand, Site
-from tests.kernels import sites_gemm, sites_pointwise, sites_rows
+from tests.kernels import sites_gemm, sites_pointwise, sites_rope_gemm, sites_rows
 from tests.kernels.harness import Case, chosen
 from tests.kernels.sites_attention import AttentionSite
 
@@ -32,6 +32,8 @@ def case_of(site: Site) -> Case:
         return chosen(site, inputs=about.inputs, flops=about.flops, level_rows=True)  # as in test_smxx_attention.py
     if site.op in ("linear", "gated_linear", "matmul"):
         return chosen(site, inputs=linear_inputs(site), flops=sites_gemm.flops_of(site))
+    if site.op == "linear_rope_qkv":
+        return chosen(site, inputs=sites_rope_gemm.inputs, flops=sites_rope_gemm.flops_of(site))
     if site.op == "pointwise":
         return chosen(site, inputs=sites_pointwise.inputs)
     if site.op == "embedding":

@@ -13,7 +13,7 @@ from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels.catalog import CATALOG
 from frtc.kernels.spec import Site, Stage
 from frtc.kernels.targets import Target, load_targets
-from tests.kernels import sites_attention, sites_gemm, sites_pointwise, sites_rows
+from tests.kernels import sites_attention, sites_gemm, sites_pointwise, sites_rope_gemm, sites_rows
 
 TARGETS = load_targets()
 WHOLE = ("thor", "hopper")
@@ -21,6 +21,7 @@ SITES: list[Site] = [
     *(case.site for case in sites_gemm.real_sites()),
     *(case.site for case in sites_attention.real_sites()),
     *sites_rows.real_sites(),
+    *sites_rope_gemm.real_sites(),
     *sites_pointwise.real_sites(),
 ]
 REGISTERS = 65536  # of an SM (CUDA programming guide, technical specifications per compute capability)

@@ -1,0 +1,100 @@
+"""linear_rope_qkv: q, k and v of attention by one launch, the product of smxx_gemm with rotation in its epilogue.
+
+Device code: smxx_gemm.cuh and epilogue_rope.cuh. To everything but its epilogue the site is a linear over the same
+operands at the same places, with one result [S, N].
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from frtc.kernels import smxx_gemm
+from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.product import NULL, Argument, Product, product_of
+from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
+from frtc.kernels.targets import Target
+from frtc.kernels.views import last_axis_is_dense
+
+RESULTS, ANGLES = ("bf16", "f16"), ("f32", "bf16", "f16")
+GROUP = 16  # a head is a multiple of it, so that eight columns of the product lie in one head
+COS, SIN = 3, 4  # places of the tables, where a linear has residual and gate
+
+
+def as_linear(site: Site) -> Site:
+    """The linear whose product is that of `site`."""
+    operands = (*site.operands[:COS], None, None, *site.operands[SIN + 1 :])
+    w = site.operands[1]
+    assert w is not None
+    dtype, (rows, _) = site.results[1].dtype, site.results[1].shape[-2:]
+    return Site("linear", operands, (Operand.packed(dtype, rows, w.shape[0]),), {"act": "none"})
+
+
+def _tables(site: Site) -> tuple[Operand, Operand]:
+    cos, sin = site.operands[COS], site.operands[SIN]
+    assert cos is not None and sin is not None
+    return cos, sin
+
+
+def refuse(site: Site, target: Target) -> str:
+    (cos, sin), size = _tables(site), site.results[1].shape[-1]
+    if size % GROUP:
+        return f"heads of {size} elements, not a multiple of {GROUP}"
+    if len({result.dtype for result in site.results}) > 1 or site.results[1].dtype not in RESULTS:
+        return f"results are {', '.join(result.dtype for result in site.results)}; needs one of {', '.join(RESULTS)}"
+    if cos.dtype != sin.dtype or cos.dtype not in ANGLES:
+        return f"cos is {cos.dtype} and sin is {sin.dtype}; needs one of {', '.join(ANGLES)}"
+    if not all(last_axis_is_dense(view, view.shape[-1]) for view in (cos, sin, *site.results)):
+        return "the last axis of a table or result is strided"
+    return smxx_gemm.refuse(as_linear(site), target)
+
+
+def configs(site: Site, target: Target) -> list[Config]:
+    return smxx_gemm.configs(as_linear(site), target)
+
+
+def cost(site: Site, config: Config, target: Target) -> float:
+    return smxx_gemm.cost(as_linear(site), config, target)
+
+
+def scratch(site: Site, config: Config) -> int:
+    return smxx_gemm.scratch(as_linear(site), config)
+
+
+def counters(site: Site, config: Config) -> int:
+    return smxx_gemm.counters(as_linear(site), config)
+
+
+def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
+    p = product_of(as_linear(site))
+    assert isinstance(p, Product)
+    stage = smxx_gemm.stage_of(p, smxx_gemm.Tile.of(config, p), _epilogue(site, p), _arguments(site, p))
+    return (replace(stage, source="smxx_rope_gemm.cuh"),)
+
+
+def _epilogue(site: Site, p: Product) -> str:
+    """The C++ type."""
+    bias, x_scale = p.bias.cuda if p.bias else "frtc::None", str(p.x_scale is not None).lower()
+    alpha = "none" if p.alpha is None else "each" if p.alpha.ld else "one"
+    types = f"{p.y.cuda}, {bias}, {DTYPES[_tables(site)[0].dtype].cuda}"
+    return f"frtc::RopeEpilogue<{types}, {site.results[1].shape[-1]}, frtc::Alpha::{alpha}, {x_scale}>"
+
+
+def _arguments(site: Site, p: Product) -> tuple[Argument, ...]:
+    """In the order of RopeEpilogue's constructor."""
+    angle = DTYPES[_tables(site)[0].dtype].cuda
+    optional = ((p.bias, p.bias.cuda if p.bias else "frtc::None"), (p.alpha, "float"), (p.x_scale, "float"))
+    bias, *scales = (Argument(f"const {cuda}*", Param("operand", m.index) if m else NULL) for m, cuda in optional)
+    numbers = (
+        int(site.attrs["heads"]), int(site.attrs["kv_heads"]), *(table.strides[0] for table in _tables(site)),
+        p.x_scale.ld if p.x_scale else 0, *(step for result in site.results for step in result.strides[:2]),
+    )  # fmt: skip
+    return (
+        bias,
+        *(Argument(f"const {angle}*", Param("operand", place)) for place in (COS, SIN)),
+        *scales,
+        *(Argument(f"{p.y.cuda}*", Param("result", i)) for i in range(3)),
+        *(Argument("int", Param("i32", number)) for number in numbers),
+    )
+
+
+KERNELS = (Kernel("smxx_rope_gemm", "linear_rope_qkv", "baseline", refuse, configs, cost, stages, scratch, counters),)
