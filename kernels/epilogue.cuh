@@ -15,6 +15,7 @@
 //   finish<THREADS>(smem, m0)            by every thread of the block, once, behind its last store: rows from m0 on of this
 //                                        column of tiles are stored. The block's dynamic shared memory is free, behind
 //                                        a barrier. Blocks that store nothing (early shares of split K) do not come
+//   BLOCKS                               may be absent: __launch_bounds__'s least number of blocks on an SM
 #pragma once
 
 #include "numeric.cuh"
@@ -29,6 +30,13 @@ enum class Sabotage { none, last_k_tile, neighbour_gate, neighbour_scale, row_ti
 #define FRTC_SABOTAGE none
 #endif
 inline constexpr Sabotage kSabotage = Sabotage::FRTC_SABOTAGE;
+
+// 0 leaves it to ptxas, which spills now and then so that one more block fits.
+template <typename EPILOGUE>
+constexpr int least_blocks() {
+    if constexpr (requires { EPILOGUE::BLOCKS; }) return EPILOGUE::BLOCKS;
+    return 0;
+}
 
 // Whether groups of N elements in rows of stride `ld` can be moved as vectors.
 template <int N, typename T>

@@ -13,7 +13,6 @@ namespace frtc {
 using bf16 = __nv_bfloat16;
 using f16 = __half;
 using e4m3 = __nv_fp8_e4m3;
-using e4m3 = __nv_fp8_e4m3;
 
 // ---- one element ----------------------------------------------------------------------------------------------------
 
@@ -102,6 +101,12 @@ __device__ __forceinline__ unsigned int widen2<f16>(unsigned int two) {
     return reinterpret_cast<const unsigned int&>(pair);
 }
 
+// Two e4m3 as two fp16 in one instruction of sm_89 and later; NaN stays NaN.
+__device__ __forceinline__ unsigned int e4m3_as_f16(unsigned short two) {
+    const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3);
+    return reinterpret_cast<const unsigned int&>(pair);
+}
+
 // ---- vectors --------------------------------------------------------------------------------------------------------
 
 // N neighbouring elements as one aligned object: one memory access for up to 16 bytes.
@@ -140,7 +145,7 @@ __device__ __forceinline__ void store_f32(T* p, const float (&values)[N]) {
     }
 }
 
-// e4m3 in pairs: one instruction rounds two.
+// e4m3 in pairs: from sm_89 on one instruction rounds two.
 template <int N>
 __device__ __forceinline__ void store_f32(e4m3* p, const float (&values)[N]) {
     constexpr int STEP = N < kVec<e4m3> ? N : kVec<e4m3>;
@@ -150,8 +155,12 @@ __device__ __forceinline__ void store_f32(e4m3* p, const float (&values)[N]) {
         Vec<__nv_fp8x2_storage_t, STEP / 2> v;
 #pragma unroll
         for (int j = 0; j < STEP / 2; ++j) {
-            const float2 pair = make_float2(values[i + 2 * j], values[i + 2 * j + 1]);
-            v.at[j] = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+            const float first = values[i + 2 * j], second = values[i + 2 * j + 1];
+#if __CUDA_ARCH__ >= 890
+            v.at[j] = __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
+#else
+            v.at[j] = from_f32<e4m3>(first).__x | from_f32<e4m3>(second).__x << 8;
+#endif
         }
         *reinterpret_cast<Vec<__nv_fp8x2_storage_t, STEP / 2>*>(p + i) = v;
     }

@@ -107,8 +107,13 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float (&c)[4], const u32 (&
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// c += a b for one m16n8k32 tile of e4m3, accumulation in fp32. sm_90 and sm_110 have no such instruction: there ptxas
-// widens to fp16 and takes two products.
+// c += a b for one m16n8k32 tile of e4m3, accumulation in fp32. Where it is not native ptxas would widen to fp16, in so many
+// registers that large tiles spill: smxx_gemm.cuh widens itself there.
+#if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+inline constexpr bool kNativeE4m3 = true;
+#else
+inline constexpr bool kNativeE4m3 = false;
+#endif
 __device__ __forceinline__ void mma_m16n8k32_e4m3(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -119,17 +119,41 @@ __device__ __forceinline__ void load_fragments(Fragments<TILE>& f, u32 stage, in
 template <typename TILE>
 using Accumulators = float[TILE::WM / 16][TILE::WN / 8][4];
 
+// Products of e4m3 without tensor cores for them: the first (last) two elements of every register as fp16. Which k they are
+// does not matter, as long as it is the same one in x and w.
+template <int HALF, typename TILE>
+__device__ __forceinline__ void multiply_as_f16(Accumulators<TILE>& acc, const Fragments<TILE>& f) {
+    const auto widen = [](u32 four) { return e4m3_as_f16(static_cast<u16>(four >> (16 * HALF))); };
+    u32 a[TILE::WM / 16][4];
+#pragma unroll
+    for (int i = 0; i < TILE::WM / 16; ++i) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) a[i][r] = widen(f.a[i][r]);
+    }
+#pragma unroll
+    for (int j = 0; j < TILE::WN / 8; ++j) {
+        const u32 b0 = widen(f.b[j / 2][j % 2 * 2]), b1 = widen(f.b[j / 2][j % 2 * 2 + 1]);
+#pragma unroll
+        for (int i = 0; i < TILE::WM / 16; ++i) mma_m16n8k16<f16>(acc[i][j], a[i], b0, b1);
+    }
+}
+
 template <typename X, typename TILE>
 __device__ __forceinline__ void multiply(Accumulators<TILE>& acc, const Fragments<TILE>& f) {
+    if constexpr (sizeof(X) == 1 && !kNativeE4m3) {
+        multiply_as_f16<0, TILE>(acc, f);
+        multiply_as_f16<1, TILE>(acc, f);
+        return;
+    }
 #pragma unroll
     for (int j = 0; j < TILE::WN / 8; ++j) {
         u32 b0 = f.b[j / 2][j % 2 * 2], b1 = f.b[j / 2][j % 2 * 2 + 1];
         if constexpr (TILE::W8) b0 = widen2<X>(b0), b1 = widen2<X>(b1);
 #pragma unroll
         for (int i = 0; i < TILE::WM / 16; ++i) {
-            if constexpr (sizeof(X) == 1) {
+            if constexpr (sizeof(X) == 1 && kNativeE4m3) {
                 mma_m16n8k32_e4m3(acc[i][j], f.a[i], b0, b1);
-            } else {
+            } else if constexpr (sizeof(X) == 2) {
                 mma_m16n8k16<X>(acc[i][j], f.a[i], b0, b1);
             }
         }
@@ -140,12 +164,14 @@ __device__ __forceinline__ void multiply(Accumulators<TILE>& acc, const Fragment
 template <typename X, typename TILE>
 inline constexpr int kTileK = TILE::BK * 2 / static_cast<int>(sizeof(X));
 
-// acc = the warp's part of x w^T over k_tiles tiles. Fragments are loaded one step ahead of the
-// products, tiles STAGES - 1 ahead. A slot is refilled after the barrier that follows the last read of its fragments.
+// acc = the warp's part of x w^T over k_tiles tiles. Tiles are copied STAGES - 1 ahead; a slot is refilled after the barrier
+// that follows the last read of its fragments. Fragments are loaded one step ahead of the products where registers allow.
 template <typename TILE, bool K_ROWS, typename X, typename W>
 __device__ __forceinline__ void mainloop(Accumulators<TILE>& acc, u32 ring, const X* x, const W* w, int ldx, int ldw, int M,
                                          int N, int K, int m0, int n0, int k_tiles, int warp_m, int warp_n) {
     constexpr int STAGES = TILE::STAGES, STEPS = TILE::BK / 16, TILE_K = kTileK<X, TILE>;
+    constexpr bool WIDENS = TILE::W8 || (sizeof(X) == 1 && !kNativeE4m3);
+    constexpr bool AHEAD = !WIDENS || TILE::WM * TILE::WN < (TILE::W8 ? 32 * 64 : 48 * 64);
     const auto copy = [&](int tile, int slot) {
         const u32 to = ring + slot * TILE::STAGE_BYTES;
         const int k = tile * TILE_K;
@@ -158,29 +184,36 @@ __device__ __forceinline__ void mainloop(Accumulators<TILE>& acc, u32 ring, cons
         }
         cp_async_commit();
     };
+    const auto arrived = [] {
+        cp_async_wait<STAGES - 2>();
+        __syncthreads();
+    };
 #pragma unroll 1  // small code starts sooner: every launch fetches it anew
     for (int s = 0; s < STAGES - 1; ++s) copy(s, s);
-    cp_async_wait<STAGES - 2>();
-    __syncthreads();
 
-    Fragments<TILE> fragments[2];
-    load_fragments<TILE, K_ROWS>(fragments[0], ring, warp_m, warp_n, 0);
+    Fragments<TILE> fragments[AHEAD ? 2 : 1];
+    if constexpr (AHEAD) {
+        arrived();
+        load_fragments<TILE, K_ROWS>(fragments[0], ring, warp_m, warp_n, 0);
+    }
     int read = 0, write = STAGES - 1;
     for (int tile = 0; tile < k_tiles; ++tile) {
+        if constexpr (!AHEAD) arrived();
         const u32 stage = ring + read * TILE::STAGE_BYTES;
         copy(tile + STAGES - 1, write);
         read = read + 1 == STAGES ? 0 : read + 1;
         write = write + 1 == STAGES ? 0 : write + 1;
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
-            if (step + 1 < STEPS) {
+            if constexpr (!AHEAD) {
+                load_fragments<TILE, K_ROWS>(fragments[0], stage, warp_m, warp_n, step);
+            } else if (step + 1 < STEPS) {
                 load_fragments<TILE, K_ROWS>(fragments[(step + 1) % 2], stage, warp_m, warp_n, step + 1);
             } else {
-                cp_async_wait<STAGES - 2>();
-                __syncthreads();
+                arrived();
                 load_fragments<TILE, K_ROWS>(fragments[0], ring + read * TILE::STAGE_BYTES, warp_m, warp_n, 0);
             }
-            multiply<X, TILE>(acc, fragments[step % 2]);
+            multiply<X, TILE>(acc, fragments[AHEAD ? step % 2 : 0]);
         }
     }
     cp_async_wait<0>();
@@ -246,7 +279,7 @@ __device__ __forceinline__ void store_rows(const Accumulators<TILE>& acc, float*
 }
 
 template <typename X, typename W, typename TILE, typename EPILOGUE, bool SPLIT_K, bool K_ROWS, typename... ARGUMENTS>
-__global__ void __launch_bounds__(TILE::THREADS)
+__global__ void __launch_bounds__(TILE::THREADS, least_blocks<EPILOGUE>())
 smxx_gemm(const X* __restrict__ x, const W* __restrict__ w, const int* __restrict__ rows, int M, int N, int K, int ldx,
           int ldw, i64 batch_x, i64 batch_w, float* partial, u32* arrived, ARGUMENTS... of_epilogue) {
     static_assert(TILE::W8 == (sizeof(W) < sizeof(X)) && (!K_ROWS || sizeof(W) == 2), "tiles suit the types");

@@ -104,7 +104,7 @@ __device__ __forceinline__ void dot(float (&acc)[COLUMNS], const X* x, const W* 
 }
 
 template <typename X, typename W, typename EPILOGUE, typename... ARGUMENTS>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(128, 4)
 smxx_dot_f32(const X* __restrict__ x, const W* __restrict__ w, const int* __restrict__ rows, int M, int N, int K, int ldx,
              int ldw, i64 batch_x, i64 batch_w, ARGUMENTS... of_epilogue) {
     constexpr int COLUMNS = EPILOGUE::IN, V = 4;
@@ -122,8 +122,7 @@ smxx_dot_f32(const X* __restrict__ x, const W* __restrict__ w, const int* __rest
     }
 #pragma unroll
     for (int j = 0; j < COLUMNS; ++j) acc[j] = warp_sum(acc[j]);
-    const EPILOGUE epilogue(M, N, blockIdx.z, of_epilogue...);
-    if (threadIdx.x % 32 == 0) epilogue.store(row, column, acc);
+    if (threadIdx.x % 32 == 0) EPILOGUE(M, N, blockIdx.z, of_epilogue...).store(row, column, acc);
 }
 
 }  // namespace frtc

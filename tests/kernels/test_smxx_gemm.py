@@ -111,7 +111,7 @@ def test_configs_fit_the_target(target: Target) -> None:
         p, found = product(site), smxx_gemm.configs(site, target)
         assert found
         for config in found:
-            tile = smxx_gemm.Tile.of(config)
+            tile = smxx_gemm.Tile.of(config, product(site))
             (stage,) = smxx_gemm.stages(site, config, target)
             assert stage.smem <= target.smem_per_block and stage.block <= 1024
             k_tiles = math.ceil(p.k / tile.bk)
@@ -122,14 +122,15 @@ def test_configs_fit_the_target(target: Target) -> None:
 def test_split_k_has_room_for_its_sums() -> None:
     site = linear(50, 1024, 4096)
     for config in smxx_gemm.configs(site, TARGETS["hopper"]):
-        tile = smxx_gemm.Tile.of(config)
+        tile = smxx_gemm.Tile.of(config, product(site))
         tiles = math.ceil(50 / tile.bm) * math.ceil(1024 / tile.bn)
         wanted = (tiles * tile.splits * tile.bm * tile.bn * 4, tiles * 4) if tile.splits > 1 else (0, 0)
         assert (smxx_gemm.scratch(site, config), smxx_gemm.counters(site, config)) == wanted
 
 
 def cheapest(site: Site, target: Target) -> smxx_gemm.Tile:
-    return smxx_gemm.Tile.of(min(smxx_gemm.configs(site, target), key=lambda c: smxx_gemm.cost(site, c, target)))
+    best = min(smxx_gemm.configs(site, target), key=lambda c: smxx_gemm.cost(site, c, target))
+    return smxx_gemm.Tile.of(best, product(site))
 
 
 def test_few_rows_spread_over_the_device_and_many_rows_use_large_tiles() -> None:
@@ -156,7 +157,7 @@ def jobs_of_every_tile(target: Target, registers: int) -> dict[str, Job]:
     for m in (512, 40, 13):
         site = linear(m, 1024, 4096, **FULL)
         for config in smxx_gemm.configs(site, target):
-            if smxx_gemm.Tile.of(config).registers >= registers:
+            if smxx_gemm.Tile.of(config, product(site)).registers >= registers:
                 (stage,) = smxx_gemm.stages(site, config, target)
                 found[stage.entry] = Job.of(stage, target)
     return found
