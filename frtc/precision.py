@@ -29,7 +29,7 @@ from frtc.passes.sites import sites_of
 if TYPE_CHECKING:
     from frtc.compiler import Opened
 
-MMA, NATIVE = "mma.e4m3", "fp8_mma"  # features of a target: it takes FP8 products, and has instructions for them
+MMA, NATIVE = "fp8", "fp8_mma"  # features of a target: it takes FP8 products, and has instructions for them
 MEANING = {
     "bf16": "16-bit weights and activations",
     "w8a16": "FP8 storage of weights, bf16 rate",
