@@ -25,26 +25,36 @@ from frtc.runtime.plan import WEIGHTS, Program, Ref, unrolled
 Array = np.ndarray[Any, Any]
 SEED = 0
 SAMPLES, MANY = 256, 8  # elements kept of a value; fewer where a program has more than MANY results
-BARS = {"f32": 1e-4, "bf16": 2e-2, "w8a16": 6e-2, "fp8": 6e-2}  # by precision_of a program; docs/numerics.md
+BARS = {"f32": 1e-4, "bf16": 2e-2, "w8a16": 6e-2, "fp8": 6e-2}  # of a denoise step, by precision_of a program
+RESULTS = {**BARS, "w8a16": 1.5e-1, "fp8": 1.5e-1}  # of other results, and of a whole inference; docs/numerics.md
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One value: `where` is "input images", "prefix k.3" or "denoise[4] x_t"; error relative, 0 if equal to the bit."""
+    """One value: `where` is "input images", "prefix k.3" or "denoise[4] x_t"; error relative, 0 if equal to the bit.
+
+    bar   None: that of the outcome
+    """
 
     where: str
     exact: bool
     error: float
+    bar: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """bar   of the values that have none of their own"""
+
     values: tuple[Compared, ...]
     bar: float
 
     @property
     def failed(self) -> tuple[Compared, ...]:
-        return tuple(v for v in self.values if not v.exact and not v.error <= self.bar)
+        return tuple(v for v in self.values if not v.exact and not v.error <= self.bar_of(v))
+
+    def bar_of(self, value: Compared) -> float:
+        return self.bar if value.bar is None else value.bar
 
     def data(self) -> dict[str, Any]:
         return {"bar": self.bar, "values": [asdict(v) for v in self.values], "failed": [v.where for v in self.failed]}
@@ -53,7 +63,7 @@ class Outcome:
         if not self.failed:
             return None
         first = self.failed[0]
-        rows = [("first", f"{first.where}: relative error {first.error:.2e}, allowed {self.bar:.0e}")]
+        rows = [("first", f"{first.where}: relative error {first.error:.2e}, allowed {self.bar_of(first):.1e}")]
         what = f"the self-test failed: {len(self.failed)} of {len(self.values)} values differ"
         return CheckFailed("verify.self_test", what, rows, "`frtc verify --bisect` names the first call that departs")
 
@@ -78,6 +88,7 @@ def check(policy: Policy, progress: Callable[[str, float], None] = lambda what, 
 
 def _compare(policy: Policy, test: Mapping[str, Any], progress: Callable[[str, float], None]) -> Outcome:
     prints, compared = test["prints"], []
+    step, result = bars_of(policy.plan.program)
     before: dict[Ref, tuple[Array, Array]] = {}  # samples (found, expected) of what a place held the round before
     for where, ref, array, count in _walk(policy, test["values"], progress):
         kept = prints[where]
@@ -87,10 +98,11 @@ def _compare(policy: Policy, test: Mapping[str, Any], progress: Callable[[str, f
             old = before.get(ref, (0, 0))
             before[ref] = found, expected
             found, expected = found - old[0], expected - old[1]
-        compared.append(Compared(where, exact, 0.0 if exact else relative_error(found, expected)))
+        bar = step if "[" in where or ref is None and where != "actions" else result
+        compared.append(Compared(where, exact, 0.0 if exact else relative_error(found, expected), bar))
     if missing := prints.keys() - {c.where for c in compared}:
         raise FrtcError("plan.damaged", f"the Plan computes no {min(missing)}, which its self-test expects")
-    return Outcome(tuple(compared), bar_of(policy.plan.program))
+    return Outcome(tuple(compared), step)
 
 
 def _walk(
@@ -117,9 +129,10 @@ def _walk(
     yield "actions", None, policy.steps.finish(policy.executor.get(policy.output), prepared), SAMPLES
 
 
-def bar_of(program: Program) -> float:
-    """The bar of the coarsest type that any call computes in."""
-    return BARS[precision_of(program)]
+def bars_of(program: Program) -> tuple[float, float]:
+    """(of what a denoise step changes, of any other result), by the coarsest type that any call computes in."""
+    precision = precision_of(program)
+    return BARS[precision], RESULTS[precision]
 
 
 def precision_of(program: Program) -> str:

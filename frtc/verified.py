@@ -72,7 +72,8 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Verified:
     """samples   one for each observation
-    bar          of every result
+    bar          of velocities
+    bar_whole    of a whole inference
 
     Over the samples: `differences` are the worst of each result, `whole` is the largest relative error of
     actions - noise, `cosine` the smallest of the actions (it says little where the noise is most of them).
@@ -80,6 +81,7 @@ class Verified:
 
     samples: tuple[Sample, ...]
     bar: float
+    bar_whole: float
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -123,10 +125,10 @@ class Verified:
         return max((step.error for step in self.steps), default=0.0)
 
     def failure(self) -> CheckFailed | None:
-        rows = [("first", f"{d.where}: relative error {d.error:.2e}, allowed {d.bar:.0e}") for d in self.failed[:1]]
-        if not self.failed and self.whole <= self.bar:
+        rows = [("first", f"{d.where}: relative error {d.error:.2e}, allowed {d.bar:.1e}") for d in self.failed[:1]]
+        if not self.failed and self.whole <= self.bar_whole:
             return None
-        rows.append(("actions", f"relative error {self.whole:.2e} without the noise, allowed {self.bar:.0e}"))
+        rows.append(("actions", f"relative error {self.whole:.2e} without the noise, allowed {self.bar_whole:.1e}"))
         what = "the Plan does not compute what the checkpoint says"
         return CheckFailed("verify.checkpoint", what, rows, "--bisect names the first call that departs")
 
@@ -137,6 +139,7 @@ class Verified:
         return {
             "samples": len(self.samples),
             "bar": self.bar,
+            "bar_whole": self.bar_whole,
             "whole": self.whole,
             "cosine": self.cosine,
             "worst": [_finite(largest.worst), dimensions.index(largest)],

@@ -34,7 +34,7 @@ from frtc.results import counters
 from frtc.runtime.plan import unrolled
 from frtc.runtime.plan_file import Plan
 from frtc.runtime.policy_steps import Prepared
-from frtc.selftest import bar_of, ref_of, relative_error
+from frtc.selftest import bars_of, ref_of, relative_error
 from frtc.verified import Difference, Sample, Verified
 
 Array = np.ndarray[Any, Any]
@@ -84,7 +84,7 @@ def _require_same_inputs(plan: Plan, module: Module) -> None:
 def verify(policy: Policy, reference: Reference, observed: Sequence[Mapping[str, Any]], progress: Progress) -> Verified:
     """Compare on some observations; noise is the draw of the observation's number."""
     samples = [_sample(policy, reference, one, draw, progress) for draw, one in enumerate(observed)]
-    return Verified(tuple(samples), bar_of(policy.plan.program))
+    return Verified(tuple(samples), *bars_of(policy.plan.program))
 
 
 def _sample(policy: Policy, reference: Reference, observed: Mapping[str, Any], draw: int, progress: Progress) -> Sample:
@@ -127,7 +127,7 @@ def walk(
     places = {stage: {k: ref_of(r) for k, r in named.items()} for stage, named in results_in(policy.plan).items()}
     graphs, counting = {g.name: g for g in module.graphs}, dict(counters(module.schedule))
     read_of = returned_rows(run_passes(module, (canonicalize, attention_sites), Options(check=0))[0])
-    weights, bar, carried = reference.weights(module, "wide"), bar_of(program), dict(module.outputs)[policy.output]
+    weights, bars, carried = reference.weights(module, "wide"), bars_of(program), dict(module.outputs)[policy.output]
     policy.reset()
     for name, array in inputs.items():
         policy.executor.set(name, array)
@@ -150,7 +150,7 @@ def walk(
                 error = relative_error(env[name] - start, value - start)
                 velocity = name == carried
                 units = _units(policy, prepared, env[name], value) if velocity and prepared else None
-                yield Difference(stage, round, name, error, bar, velocity, units), before
+                yield Difference(stage, round, name, error, bars[not velocity], velocity, units), before
 
 
 def _only_read(value: Array, rows: Rows | None, inputs: Mapping[str, Array]) -> Array:

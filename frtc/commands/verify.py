@@ -65,8 +65,7 @@ def _self_test(policy: Policy, progress: Progress) -> Result:
     exact = sum(v.exact for v in outcome.values)
     worst = max(outcome.values, key=lambda v: v.error)
     lines = [
-        f"self-test: {len(outcome.values)} values, {exact} equal to the bit, "
-        f"{len(outcome.failed)} outside {outcome.bar:.0e}"
+        f"self-test: {len(outcome.values)} values, {exact} equal to the bit, {len(outcome.failed)} outside their bars"
     ]
     if not worst.exact:
         lines.append(f"largest relative error {worst.error:.2e}: {worst.where}")
@@ -110,8 +109,8 @@ def _found(checkpoint: Path, found: Verified) -> str:
     against = f"{len(found.differences)} results on {samples} against {checkpoint} in fp32"
     lines = [
         f"{against}, {len(found.failed)} outside the bar",
-        table([(d.where, f"{d.error:.2e}", f"allowed {d.bar:.0e}") for d in ranked[:SHOWN]]),
-        f"actions without the noise: relative error {found.whole:.2e}, allowed {found.bar:.0e}; "
+        table([(d.where, f"{d.error:.2e}", f"allowed {d.bar:.1e}") for d in ranked[:SHOWN]]),
+        f"actions without the noise: relative error {found.whole:.2e}, allowed {found.bar_whole:.1e}; "
         f"cosine of the actions {found.cosine:.6f}",
         "error of each action dimension in robot units, over observations and rows of the chunk",
         table([("", "worst", "mean", "worst of one step"), *map(_dimension, found.dimensions)]),

@@ -35,7 +35,7 @@ def found(error: float = 1e-3, samples: int = 2) -> Verified:
         steps = (Difference("step", k, "x", error * gain * (k + 1), 2e-2, True, UNITS * gain * (k + 1)) for k in (0, 1))
         return Sample((Difference("vision", 0, "t", error * gain, 2e-2), *steps), error * gain, 1 - error, UNITS * gain)
 
-    return Verified(tuple(sample(i + 1.0) for i in range(samples)), 2e-2)
+    return Verified(tuple(sample(i + 1.0) for i in range(samples)), 2e-2, 2e-2)
 
 
 def copied(demo: Demo, folder: Path, *without: str) -> Path:
