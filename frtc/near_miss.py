@@ -19,13 +19,14 @@ from frtc.kernels.targets import Target
 from frtc.lowering.ir import Graph, Node, Type
 from frtc.lowering.ops import POINTWISE
 from frtc.lowering.pattern import Call, Maybe, Once, Var, literal, match
-from frtc.passes import canonical_gated, fold_linears, fold_norms, fuse_epilogues
+from frtc.passes import canonical_gated, fold_linears, fold_norms, fuse_epilogues, fuse_rope_linear
 from frtc.passes.rewrite import Rules
 
 PATTERN_RULES: dict[str, tuple[Rules, ...]] = {  # pass -> the lists whose misses are worth telling
     "canonicalize": (canonical_gated.RULES,),
     "fold_linears": (fold_linears.FACTORS, fold_linears.CHAINS),
     "fuse_epilogues": (fuse_epilogues.EPILOGUES,),
+    "fuse_rope_linear": (fuse_rope_linear.RULES,),
 }
 NORMS = ("rms_norm", "layer_norm")
 Readers = Mapping[Node, Sequence[Node]]
@@ -113,7 +114,8 @@ def said(node: Node | None) -> str:
     if node is None:
         return "absent"
     where = node.get("name") or node.loc
-    return f"{node.op} : {node.type}" + (f" at {where}" if where else "")
+    types = f"({', '.join(map(str, node.type))})" if isinstance(node.type, tuple) else str(node.type)
+    return f"{node.op} : {types}" + (f" at {where}" if where else "")
 
 
 # ---- patterns --------------------------------------------------------------------------------------------------------
