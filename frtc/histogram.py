@@ -32,7 +32,8 @@ def bin_of(values: Array) -> Array:
 def members(bins: Array) -> Array:
     """f64 [len(bins), 8]: the bf16 numbers of each bin."""
     bits = (bins[:, None] * WITHIN + np.arange(WITHIN)).astype(np.uint16)
-    return bits.view(ml_dtypes.bfloat16).astype(np.float64)
+    numbers: Array = bits.view(ml_dtypes.bfloat16).astype(np.float64)
+    return numbers
 
 
 def upper_edge(bin: int) -> float:
@@ -92,7 +93,8 @@ class Histogram:
         start = max(self.absmax, SMALLEST) / LARGEST
         scales = [start * 2.0 ** (k / STEP) for k in range(-BELOW * STEP, ABOVE * STEP + 1)]
         values, weights = self._values()
-        return min(scales, key=lambda scale: _noise(values, weights, scale))
+        best: float = min(scales, key=lambda scale: _noise(values, weights, scale))
+        return best
 
     def sqnr(self, scale: float) -> float:
         """dB of signal over what storing as e4m3 adds: of all values, or of the bulk, whichever is less.
@@ -123,7 +125,8 @@ def stored(values: Array, scale: float) -> Array:
     """What e4m3 holds of the values at a scale, as the kernels store it: times the reciprocal, rounded, saturated."""
     inv = np.float32(1) / np.float32(scale)
     near = np.clip(values.astype(np.float32) * inv, -LARGEST, LARGEST).astype(ml_dtypes.float8_e4m3fn)
-    return near.astype(np.float64) * scale
+    found: Array = near.astype(np.float64) * scale
+    return found
 
 
 def _noise(values: Array, weights: Array, scale: float) -> float:
