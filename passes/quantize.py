@@ -26,7 +26,7 @@ from frtc.lowering.ops import OPS, channel_scale, div, index, mul, reshape
 from frtc.lowering.ops import quantize as stored_e4m3
 from frtc.passes.precision import Precision
 from frtc.passes.rewrite import Implements, Pass, count
-from frtc.passes.sites import GemmSite, sites_of
+from frtc.passes.sites import GemmSite, sites_of, weights_of
 
 SCALE = "scale:"  # begins the keys of activation scales among the parameters
 EMITTERS = frozenset({name for name, op in OPS.items() if "inv" in op.operands})
@@ -61,7 +61,7 @@ def _run(module: Module, implements: Implements, precision: Precision, told: Tol
     for graph in module.graphs:
         here = [s for s in sites if s.program == graph.name]
         graphs.append(_Quantizer(graph, here, implements, precision, told).run(leaves))
-    definitions = tuple((name, tensor(name, node.t)) for name, node in sorted(leaves.items()))
+    definitions = tuple((leaf["name"], tensor(SCALE + site, leaf.t)) for site, leaf in sorted(leaves.items()))
     known = replace(module.weights, outputs=module.weights.outputs + definitions)
     return replace(module, graphs=tuple(graphs), weights=known)
 
@@ -81,7 +81,7 @@ class _Quantizer:
         self, graph: Graph, sites: list[GemmSite], implements: Implements, precision: Precision, told: Told
     ) -> None:
         self.graph, self.implements, self.precision, self.told = graph, implements, precision, told
-        self.sites = {site.node: site for site in sites}
+        self.sites = {site.node: site for site in sites if weights_of(site.node)[0].dtype != "e4m3"}  # not yet
         self.uses = graph.users()
         self.fp8: dict[Node, _Source] = {}  # consumer -> where its x comes from
         self.w8: set[Node] = set()
@@ -234,10 +234,9 @@ class _Quantizer:
         return OPS[producer.op].build(args, {**attrs, "dtype": "e4m3"}, producer.loc)
 
     def _leaf(self, site: GemmSite, leaves: dict[str, Node]) -> Node:
-        name = SCALE + site.name
-        leaf = weight(name, Type("f32", () if site.rounds is None else (site.rounds,)))
+        leaf = weight(f"scale.{site.name}", Type("f32", () if site.rounds is None else (site.rounds,)))
         if self.precision.static:
-            leaves[name] = leaf
+            leaves[site.name] = leaf
         return leaf
 
     def _entry(self, table: Node, site: GemmSite) -> Node:
