@@ -129,8 +129,8 @@ class Info:
                 count += table.rows
                 if count > EPISODES:
                     raise too_large(str(path), f"{count} episodes", str(EPISODES))
-                for row in zip(*(table.column(name) for name in columns), strict=True):
-                    yield _episode(path.name, dict(zip(columns, row, strict=True)), numbers, spans)
+                for row in table.lines(columns):
+                    yield _episode(path.name, row, numbers, spans)
 
     def _tasks_v2(self) -> Iterator[tuple[Any, Any]]:
         for row in _lines(self.root / "meta" / "tasks.jsonl"):
@@ -140,11 +140,12 @@ class Info:
         with Table(self.root / "meta" / "tasks.parquet") as table:
             texts = next((name for name in TEXT_COLUMNS if name in table.names), TEXT_COLUMNS[0])
             length = 0
-            for index, text in zip(table.column("task_index"), table.column(texts, LARGE), strict=True):
+            for row in table.lines(["task_index", texts], LARGE):
+                text = row[texts]
                 length += len(text) if isinstance(text, str) else 0
                 if length > META:
                     raise too_large(str(table.path), f"{length} characters of task texts", str(META))
-                yield index, text
+                yield row["task_index"], text
 
 
 def fill(root: Path, template: str, episode: Episode, chunk: int, file: int, camera: str = "") -> Path:

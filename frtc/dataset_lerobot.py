@@ -86,7 +86,7 @@ class LeRobot:
                 here = np.flatnonzero((at[KEYS[0]] == index) & (at[KEYS[1]] == place.frame))
                 if not here.size:
                     break
-                values = {name: batch.column(name)[int(here[0])].as_py() for name in names}
+                values = {name: table.cell(batch, name, int(here[0])) for name in names}
                 found.append(Row(place, start + int(here[0]), values))
             if len(found) == len(places):
                 break

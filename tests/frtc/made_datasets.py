@@ -44,7 +44,7 @@ def recording(lengths: tuple[int, ...] = LENGTHS) -> Recording:
     for k, (name, (height, width)) in enumerate(SIZES.items()):
         y, x = np.mgrid[:height, :width]
         frames = [np.stack([x * 4 + 7 * i, y * 3 + 60 * k, x + y + 11 * i], -1) % 256 for i in range(n)]
-        pictures[name] = np.stack(frames).astype(np.uint8)
+        pictures[name] = np.array(frames, np.uint8).reshape(n, height, width, 3)
     state = np.linspace(-1, 1, n * DIM, dtype=np.float32).reshape(n, DIM)
     return Recording(pictures, state, lengths)
 
