@@ -52,6 +52,9 @@ TARGET = load_targets()[os.environ.get("FRTC_TEST_TARGET", "hopper")]
 # and booleans must be equal.
 BARS = {"f32": 1e-5, "bf16": 4e-3, "f16": 4e-3}
 ROW = 4.0
+# Of e4m3 results, in steps from one of its numbers to the next: almost all, all, and the mean, which a factor that is
+# wrong by less than a step everywhere would exceed.
+CODES_OF_MOST, CODES_OF_ALL, MOST, MEAN_CODES = 1, 2, 0.999, 0.2
 
 GUARD = 256  # bytes around every buffer
 CHECK_OPERANDS = 16 << 20  # operands up to this many bytes are compared after the launch: nothing may write to them
@@ -279,6 +282,11 @@ def faults(case: Case, got: Sequence[Array], want: Sequence[Array]) -> tuple[lis
             bad = int(np.count_nonzero(g.view(np.uint8) != w.view(np.uint8) if operand.dtype == "bool" else g != w))
             wrong += [f"result {index}: {bad} of {w.size} elements differ"] if bad else []
             continue
+        if operand.dtype == "e4m3" and case.bar is None:
+            reason, error = code_faults(g, w)
+            wrong += [f"result {index} (e4m3): {reason}"] if reason else []
+            worst = max(worst, error)
+            continue
         bar = case.bar or BARS[operand.dtype]
         error, row = difference(g, w, case.level_rows)
         worst = max(worst, error)
@@ -287,6 +295,24 @@ def faults(case: Case, got: Sequence[Array], want: Sequence[Array]) -> tuple[lis
                 f"result {index} ({operand.dtype}): relative error {error:.2e}, worst row {row:.2e}, bar {bar:.0e}"
             )
     return wrong, worst
+
+
+def code_faults(got: Array, want: Array) -> tuple[str, float]:
+    """(why e4m3 numbers are wrong or "", their mean distance in codes)."""
+    apart = np.abs(codes(got) - codes(want))
+    off = int(np.count_nonzero(apart > CODES_OF_MOST))
+    mean = float(apart.mean()) if apart.size else 0.0
+    most = int(apart.max(initial=0))
+    if off <= (1 - MOST) * apart.size and most <= CODES_OF_ALL and mean <= MEAN_CODES:
+        return "", mean
+    return f"{off} of {apart.size} are more than {CODES_OF_MOST} code away, one {most}, on average {mean:.3f}", mean
+
+
+def codes(values: Array) -> Array:
+    """e4m3 numbers in order as integers: neighbours differ by 1, both zeros are 0, NaN is a thousand away."""
+    bits = values.view(np.uint8).astype(np.int32)
+    size = bits & 0x7F
+    return np.where(size == 0x7F, 1000, np.where(bits & 0x80, -size, size))
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------

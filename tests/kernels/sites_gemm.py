@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from frtc.kernels.dtypes import round_to
+from frtc.kernels.dtypes import DTYPES, round_to
+from frtc.kernels.product import PLACES
 from frtc.kernels.spec import Operand, Site
 from tests.kernels.harness import fresh
 
@@ -61,7 +62,8 @@ def gated(m: int, f: int, k: int, dtype: str = "bf16", act: str = "gelu_tanh", o
 
 def limited(site: Site, dtype: str = "i32") -> Site:
     """The site with a device scalar that counts the rows that something reads."""
-    return replace(site, operands=(*site.operands, Operand.packed(dtype)))
+    place = PLACES[site.op]["rows"]
+    return replace(site, operands=(*site.operands[:place], Operand.packed(dtype), *site.operands[place + 1 :]))
 
 
 def matmul(batch: tuple[int, ...], m: int, n: int, k: int, dtype: str = "bf16", transposed: bool = False) -> Site:
@@ -75,6 +77,29 @@ def matmul(batch: tuple[int, ...], m: int, n: int, k: int, dtype: str = "bf16", 
     steps = (*b.strides[:-2], *(b.strides[:-3:-1] if transposed else b.strides[-2:]))
     y = Operand.packed(dtype, *batch, m, n)
     return Site("matmul", (Operand(dtype, (*batch, m, k), a.strides), Operand(dtype, (*batch, k, n), steps)), (y,))
+
+
+def scaled(site: Site, x: str = "e4m3", out: str = "", x_scale: bool = False, one: bool = False) -> Site:
+    """The site with e4m3 weights and alpha, for each column or `one` for all; x in e4m3, or w8a16 with x in 16 bits.
+
+    x_scale: a factor for each row of x. out "e4m3": also inv.
+    """
+    before, w, *_ = site.operands
+    (y,) = site.results
+    assert before is not None and w is not None
+    places = PLACES[site.op]
+    operands = [*site.operands, *[None] * (places["inv"] + 1 - len(site.operands))]
+    operands[:2] = aligned(x, before.shape), aligned("e4m3", w.shape)
+    operands[places["alpha"]] = Operand.packed("f32", *(() if one else w.shape[:1]))
+    operands[places["x_scale"]] = Operand.packed("f32", *before.shape[:-1], 1) if x_scale else None
+    operands[places["inv"]] = Operand.packed("f32") if out == "e4m3" else None
+    return replace(site, operands=tuple(operands), results=(replace(y, dtype=out or y.dtype),))
+
+
+def aligned(dtype: str, shape: tuple[int, ...]) -> Operand:
+    """Row-major, rows at multiples of 16 bytes."""
+    step = 16 // DTYPES[dtype].itemsize
+    return Operand(dtype, shape, Operand.packed(dtype, *shape[:-1], -(-shape[-1] // step) * step).strides)
 
 
 def patch_embedding(views: int) -> Site:
@@ -146,14 +171,64 @@ def awkward_sites() -> list[Case]:
     ]
 
 
+def scaled_sites() -> list[Case]:
+    """The products of 16-bit operands among the real sites, in FP8 and as w8a16: results as they are, and in e4m3."""
+    plain = [case for case in real_sites() if all(o and o.dtype == "bf16" for o in case.site.operands[:2])]
+    return [
+        *(Case(f"fp8 {case.name}", scaled(case.site)) for case in plain),
+        *(Case(f"fp8 to fp8 {case.name}", scaled(case.site, out="e4m3", x_scale=True)) for case in plain),
+        *(Case(f"w8a16 {case.name}", scaled(case.site, "bf16")) for case in plain),
+    ]
+
+
+def awkward_scaled_sites() -> list[Case]:
+    """Odd sizes, every epilogue and type, for x in e4m3 and in 16 bits."""
+    found = []
+    for x in ("e4m3", "bf16", "f16"):
+        whole = [linear(m, 200, k, **FULL) for m, k in ((1, 1152), (7, 40), (50, 72), (561, 1152), (130, 4304))]
+        found += [
+            Case(f"{x} full, K {s.operands[0].shape[-1]}", scaled(s, x, x_scale=True)) for s in whole if s.operands[0]
+        ]
+        found += [
+            Case(f"{x} odd N and K", scaled(linear(61, 201, 1021, **FULL), x, x_scale=True)),
+            Case(f"{x} odd, to e4m3", scaled(linear(61, 203, 333, **FULL, gap=24), x, "e4m3", x_scale=True)),
+            Case(f"{x} one alpha, to e4m3", scaled(linear(50, 1024, 1024, bias="bf16"), x, "e4m3", one=True)),
+            Case(f"{x} one column", scaled(linear(50, 1, 2048, bias="bf16"), x)),
+            Case(f"{x} erf, to f32", scaled(linear(77, 264, 520, act="gelu_erf", out="f32"), x)),
+            Case(f"{x} gated", scaled(gated(50, 300, 520, act="silu"), x)),
+            Case(f"{x} gated odd, to e4m3", scaled(gated(33, 77, 205), x, "e4m3", x_scale=True)),
+            Case(f"{x} gated, one alpha", scaled(gated(561, 96, 1152), x, "e4m3", one=True)),
+            Case(f"{x} few rows, long K, to e4m3", scaled(linear(10, 1024, 4096, **FULL), x, "e4m3", x_scale=True)),
+        ]
+    views = Operand.packed("bf16", 2, PATCHES, 1152), Operand.packed("bf16", 1152, 1152), None
+    residual = Operand.packed("bf16", PATCHES, 1152)
+    batched = Site("linear", (*views, residual, None), (Operand.packed("bf16", 2, PATCHES, 1152),), {"act": "none"})
+    return [*found, *(Case(f"{x} batches", scaled(batched, x, x_scale=True)) for x in ("e4m3", "bf16"))]
+
+
+INV = 150.0  # of e4m3 results: those beyond 3 saturate, of some sites a few, of others a third
+
+
 def inputs_of(site: Site, generator: np.random.Generator) -> list[NDArray[Any] | None]:
-    """Fresh operands; w is scaled so that the product is about N(0, 2): activations see both of their halves."""
+    """Fresh operands; w is scaled so that the product is about N(0, 2): activations see both of their halves.
+
+    w of e4m3 keeps its size, and alpha is small instead. Factors differ from row to row and column to column.
+    """
     values = [None if operand is None else fresh(operand, generator) for operand in site.operands]
     x, w = values[:2]
     assert x is not None and w is not None
     scale = 0.2 / math.sqrt(x.shape[-1])
     operand = site.operands[1]
     assert operand is not None
+    for name, size in (("alpha", scale), ("x_scale", 1.0)):
+        place = PLACES.get(site.op, {}).get(name, len(values))
+        if place < len(values) and (factor := site.operands[place]) is not None:
+            values[place] = np.asarray(size * generator.uniform(0.5, 2.0, factor.shape), np.float32)
+    inv = PLACES.get(site.op, {}).get("inv", len(values))
+    if inv < len(values) and site.operands[inv] is not None:
+        values[inv] = np.array(INV, np.float32)
+    if operand.dtype == "e4m3":
+        return values
     values[1] = round_to(w.astype(np.float32) * np.float32(scale), operand.dtype)
     return values
 
@@ -162,8 +237,10 @@ def inputs_with_rows(rows: int) -> Inputs:
     """Operands of a limited site that has `rows` rows."""
 
     def inputs(site: Site, generator: np.random.Generator) -> list[NDArray[Any] | None]:
-        whole = replace(site, operands=site.operands[:-1])
-        return [*inputs_of(whole, generator), np.array(rows, np.int32)]
+        place = PLACES[site.op]["rows"]
+        without = (*site.operands[:place], None, *site.operands[place + 1 :])
+        values = inputs_of(replace(site, operands=without), generator)
+        return [*values[:place], np.array(rows, np.int32), *values[place + 1 :]]
 
     return inputs
 

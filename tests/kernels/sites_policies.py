@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.sites import from_json
+from frtc.kernels.product import PLACES
 from frtc.kernels.spec import Operand, Site
 from tests.kernels import sites_gemm, sites_pointwise, sites_rope_gemm, sites_rows
 from tests.kernels.harness import Case, chosen
@@ -28,8 +29,7 @@ def policy_sites() -> list[Site]:
 def case_of(site: Site) -> Case:
     """The site with inputs of its kind, on the kernel that codegen would take."""
     if site.op == "attention":
-        about = attention(site)
-        return chosen(site, inputs=about.inputs, flops=about.flops, level_rows=True)  # as in test_smxx_attention.py
+        return chosen(site, **attention(site).judged)
     if site.op in ("linear", "gated_linear", "matmul"):
         return chosen(site, inputs=linear_inputs(site), flops=sites_gemm.flops_of(site))
     if site.op == "linear_rope_qkv":
@@ -51,9 +51,10 @@ def attention(site: Site) -> AttentionSite:
 
 def linear_inputs(site: Site) -> Any:
     """A count of rows says that all are read."""
-    x, last = site.operands[0], site.operands[-1]
+    x, place = site.operands[0], PLACES.get(site.op, {}).get("rows", len(site.operands))
     assert x is not None
-    return sites_gemm.inputs_with_rows(x.shape[-2]) if last and last.dtype == "i32" else sites_gemm.inputs_of
+    counted = place < len(site.operands) and site.operands[place] is not None
+    return sites_gemm.inputs_with_rows(x.shape[-2]) if counted else sites_gemm.inputs_of
 
 
 def with_rows(site: Site, rows: int) -> Site:

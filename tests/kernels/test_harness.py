@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from frtc.kernels.dtypes import round_to
 from frtc.kernels.spec import Operand
 from tests.kernels.harness import (
     GUARD,
     Case,
     chosen,
+    code_faults,
     difference,
     expected,
     faults,
@@ -62,6 +64,26 @@ def test_one_wrong_element_of_a_row_is_a_fault() -> None:
     got = [w.copy() for w in want]
     got[0][7, 3] *= 1.01
     assert faults(case, got, want)[0]
+
+
+def test_e4m3_is_judged_by_codes() -> None:
+    """Neighbours of a few, never far ones, and no shift of all: a factor of 1.05 moves many by one code."""
+    values = np.random.default_rng(0).standard_normal(5000, np.float32)
+    want = round_to(values, "e4m3")
+    off = want.copy()
+    assert code_faults(off, want) == ("", 0.0)
+    off.view(np.uint8)[:500] ^= 1
+    assert code_faults(off, want) == ("", pytest.approx(0.1))
+    for far, count in ((2, 6), (4, 1)):
+        off = want.copy()
+        near = np.abs(values) > 0.1
+        off.view(np.uint8)[np.flatnonzero(near)[:count]] += far
+        assert code_faults(off, want)[0]
+    assert code_faults(round_to(values * 1.05, "e4m3"), want)[0]
+    assert code_faults(-want, want)[0]
+    assert code_faults(np.full(want.shape, 0xFF, np.uint8).view(want.dtype), want)[0], "poison"
+    zeros = np.zeros(3, want.dtype)
+    assert code_faults(-zeros, zeros) == ("", 0.0)
 
 
 def test_stray_bytes() -> None:

@@ -26,6 +26,7 @@ from tests.kernels.sites_gemm import (
     matmul,
     real_sites,
     rows,
+    scaled,
 )
 
 TARGETS = load_targets()
@@ -84,7 +85,7 @@ def test_rows_that_a_block_cannot_count() -> None:
     ("site", "reason"),
     [
         (linear(5, 16, 64, gap=4), "rows of x are 68 elements apart (batches 0), not a multiple of 16 bytes"),
-        (linear(5, 16, 64, "f32"), "x is f32 and w is f32; needs bf16 or f16 for both"),
+        (linear(5, 16, 64, "f32"), "x is f32 and w is f32; needs bf16 or f16 for both, e4m3 for both, or for w"),
         (linear(5, 16, 64, residual="f64"), "the epilogue has no f64"),
         (Site("gated_linear", (*gated(5, 8, 64).operands[:2], rows("bf16", 16, 64)), (rows("bf16", 5, 16),)),
          "gate and up are two weights; needs their rows interleaved in one"),
@@ -213,35 +214,48 @@ LIMITED = [
     of_rows(site, rows, splits)
     for rows in (-1, 0, 1, 100, 128, 129, 256, M_LIMITED, 1000)
     for site, splits in ((linear(M_LIMITED, 136, 1021, **FULL), False), (gated(M_LIMITED, 100, 600), False))
-] + [of_rows(linear(M_LIMITED, 136, 2040, residual="bf16"), rows, True) for rows in (0, 96, 97, M_LIMITED)]
+]
+LIMITED_SPLIT = [of_rows(linear(M_LIMITED, 136, 2040, residual="bf16"), rows, True) for rows in (0, 96, 97, M_LIMITED)]
+LIMITED_SCALED = [
+    of_rows(scaled(linear(M_LIMITED, 136, 2040, **FULL), x, x_scale=True), rows)
+    for x in ("e4m3", "bf16")
+    for rows in (0, 97, M_LIMITED)
+]
+LIMITED_F32 = harness.every_config(limited(linear(M_LIMITED, 136, 200, "f32")), inputs=inputs_with_rows(97))
+TILE_TOO_FEW = [
+    harness.sabotaged(c, "FRTC_SABOTAGE=row_tile") for c in (LIMITED[6], LIMITED_SPLIT[-1], LIMITED_SCALED[-1])
+]
 
 
 def wrong_rows(gpu: Gpu, case: harness.Case) -> list[str]:
     """Faults in the rows that are read, and rows that were written in tiles beyond them."""
     operands = harness.operands_of(case)
-    assert operands[-1] is not None
+    rows = product(case.site).rows
+    assert rows is not None
+    count = operands[rows]
+    assert count is not None
     with harness.Buffers(gpu, case, operands) as buffers:
         for _ in range(2):  # the second run meets the counters that the first one left
             for launch in buffers.launches():
                 gpu.launch(*launch)
         gpu.synchronize()
         (got,), (want,) = buffers.results(), harness.expected(case, operands)
-    read = min(max(int(operands[-1]), 0), len(got))
-    computed = min(math.ceil(read / case.config["BM"]) * case.config["BM"], len(got))
+    read, tile = min(max(int(count), 0), len(got)), case.config.get("BM") or case.config["ROWS"] or 1
+    computed = min(math.ceil(read / tile) * tile, len(got))
     wrong, _ = harness.faults(case, [got[:read]], [want[:read]]) if read else ([], 0.0)
     stray = int(np.count_nonzero(~np.isnan(got[computed:].astype(np.float32))))
     return [*wrong, *([f"{stray} elements written beyond row {computed}"] if stray else [])]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", LIMITED)
+@pytest.mark.parametrize("case", [*LIMITED, *LIMITED_SPLIT, *LIMITED_SCALED, *LIMITED_F32])
 def test_rows_that_nothing_reads(gpu: Gpu, case: harness.Case) -> None:
     wrong = wrong_rows(gpu, case)
     assert not wrong, wrong
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [harness.sabotaged(c, "FRTC_SABOTAGE=row_tile") for c in (LIMITED[6], LIMITED[-1])])
+@pytest.mark.parametrize("case", TILE_TOO_FEW)
 def test_a_tile_too_few(gpu: Gpu, case: harness.Case) -> None:
     assert wrong_rows(gpu, case)
 

@@ -1,0 +1,303 @@
+"""The tensor-core GEMM on e4m3: x and w, or w alone; what it accepts, its cubins; on a GPU results, also torch's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from frtc.codegen.nvrtc import Job, compile_all, ptx_of
+from frtc.kernels import smxx_gemm
+from frtc.kernels.dtypes import round_to
+from frtc.kernels.product import Product, product_of
+from frtc.kernels.reference.linear import linear as linear_reference
+from frtc.kernels.spec import Operand, Param, Site
+from frtc.kernels.targets import Target, load_targets
+from tests.kernels import harness
+from tests.kernels.device import Gpu
+from tests.kernels.sites_gemm import (
+    FULL,
+    awkward_scaled_sites,
+    flops_of,
+    gated,
+    inputs_of,
+    linear,
+    matmul,
+    scaled,
+    scaled_sites,
+)
+from tests.kernels.sites_policies import policy_sites
+
+TARGETS = load_targets()
+HOPPER, A100 = TARGETS["hopper"], TARGETS["a100"]
+KINDS = ("e4m3", "bf16")  # types of x
+
+
+def product(site: Site) -> Product:
+    found = product_of(site)
+    assert isinstance(found, Product), found
+    return found
+
+
+def of(x: Operand, w: Operand) -> Site:
+    return Site("linear", (x, w), (Operand.packed("bf16", x.shape[0], w.shape[0]),))
+
+
+# ---- what it accepts ------------------------------------------------------------------------------------------------
+
+
+def test_places_of_scales() -> None:
+    p = product(scaled(linear(5, 16, 64, **FULL), out="e4m3", x_scale=True))
+    assert [m and (m.index, m.ld) for m in (p.alpha, p.x_scale, p.inv)] == [(6, 1), (7, 1), (8, 0)]
+    p = product(scaled(gated(5, 8, 64), out="e4m3", x_scale=True, one=True))
+    assert [m and (m.index, m.ld) for m in (p.alpha, p.x_scale, p.inv)] == [(4, 0), (5, 1), (6, 0)]
+    assert [a.param for a in p.arguments()][3:6] == [Param("operand", place) for place in (4, 5, 6)]
+
+
+def test_scales_of_rows_have_a_stride_and_batches() -> None:
+    site = scaled(linear(6, 16, 64), x_scale=True)
+    apart = replace(site, operands=(*site.operands[:7], Operand("f32", (6, 1), (3, 1)), None))
+    scale = product(apart).x_scale
+    assert scale and scale.ld == 3
+    batched = next(case.site for case in awkward_scaled_sites() if case.name == "e4m3 batches")
+    scale = product(batched).x_scale
+    assert product(batched).batch == 2 and scale and (scale.ld, scale.batch) == (1, 256)
+
+
+@pytest.mark.parametrize(
+    ("site", "reason"),
+    [
+        (scaled(linear(5, 16, 64)), ""),
+        (scaled(linear(5, 16, 40), "f16"), ""),
+        (replace(scaled(linear(5, 16, 64)), attrs={"per_row": True}),
+         "per-row results need a kernel that finishes whole rows"),
+        (replace(scaled(linear(5, 16, 64)), results=(Operand.packed("e4m3", 5, 16),)),
+         "the epilogue has no e4m3 without inv"),
+        (replace(scaled(linear(5, 16, 64), out="e4m3"), results=(Operand.packed("bf16", 5, 16),)),
+         "inv scales an e4m3 result, not bf16"),
+        (matmul((2,), 16, 32, 64, "e4m3"), "the second operand is [K, N]; e4m3 needs rows of K"),
+        (of(Operand.packed("e4m3", 5, 40), Operand.packed("e4m3", 16, 40)),
+         "rows of x are 40 elements apart (batches 0), not a multiple of 16 bytes"),
+        (of(Operand.packed("e4m3", 5, 64), Operand.packed("bf16", 16, 64)),
+         "x is e4m3 and w is bf16; needs bf16 or f16 for both, e4m3 for both, or for w"),
+    ],
+)  # fmt: skip
+def test_refusals(site: Site, reason: str) -> None:
+    assert smxx_gemm.refuse(site, HOPPER) == reason
+
+
+def test_wrong_types_of_scales() -> None:
+    site = scaled(linear(5, 16, 64), x_scale=True)
+    wrong = replace(site, operands=(*site.operands[:7], Operand.packed("bf16", 5, 1), None))
+    assert smxx_gemm.refuse(wrong, HOPPER) == "x_scale is bf16; needs f32"
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
+def test_who_has_products_of_e4m3(target: Target) -> None:
+    both, weights = (smxx_gemm.refuse(scaled(linear(50, 1024, 1024), x), target) for x in KINDS)
+    assert weights == ""
+    assert both == ("" if target.sm >= 89 else "no FP8 tensor instructions; use w8a16")
+
+
+def policy_shapes() -> list[Site]:
+    """The policies' products of bf16, each (rows, columns, K) once."""
+    found: dict[tuple[int, int, int], Site] = {}
+    for site in policy_sites():
+        if site.op in ("linear", "gated_linear") and all(o and o.dtype == "bf16" for o in site.operands[:2]):
+            p = product_of(site)
+            if isinstance(p, Product):
+                found.setdefault((p.batch * p.m, p.n, p.k), site)
+    return list(found.values())
+
+
+def test_every_product_of_the_policies_is_served() -> None:
+    assert len(policy_shapes()) >= 30
+    for site in policy_shapes():
+        for x in KINDS:
+            assert smxx_gemm.refuse(scaled(site, x), HOPPER) == "", site
+
+
+# ---- cubins ---------------------------------------------------------------------------------------------------------
+
+
+def jobs_of_every_tile(target: Target, x: str, registers: int) -> dict[str, Job]:
+    """Tiles that need at least so many registers, with the epilogue that needs most, with and without split K."""
+    found: dict[str, Job] = {}
+    for m in (512, 40, 13):
+        site = scaled(linear(m, 1024, 4096, **FULL), x, "e4m3", x_scale=True)
+        for config in smxx_gemm.configs(site, target):
+            if smxx_gemm.Tile.of(config, product(site)).registers >= registers:
+                (stage,) = smxx_gemm.stages(site, config, target)
+                found[stage.entry] = Job.of(stage, target)
+    return found
+
+
+@pytest.mark.parametrize("x", KINDS)
+@pytest.mark.parametrize(
+    ("target", "registers"),
+    [(name, 200) for name in ("hopper", "rtx4090", "orin")]
+    + [pytest.param(name, 0, marks=pytest.mark.full) for name in TARGETS],
+)
+def test_cubins_do_not_spill(target: str, registers: int, x: str) -> None:
+    if x == "e4m3" and "fp8" not in TARGETS[target].has:
+        return  # refused, see above
+    found = jobs_of_every_tile(TARGETS[target], x, registers)
+    assert len(found) >= 3
+    used = {entry: cubin.resources for entry, cubin in zip(found, compile_all(list(found.values())), strict=True)}
+    assert not {entry: r for entry, r in used.items() if r.local}
+
+
+def test_native_products_where_there_are_any() -> None:
+    """mma.sync e4m3 on sm_89 and sm_120a; elsewhere fp16, twice as many."""
+    site = scaled(linear(512, 1024, 1024))
+    config = next(c for c in smxx_gemm.configs(site, HOPPER) if c["BM"] == c["BN"] == 64)
+    counts = {}
+    for name in ("rtx4090", "rtx5090", "hopper", "thor"):
+        (stage,) = smxx_gemm.stages(site, config, TARGETS[name])
+        text = ptx_of(Job.of(stage, TARGETS[name]))
+        counts[name] = text.count("m16n8k32.row.col.f32.e4m3"), text.count("m16n8k16.row.col.f32.f16")
+        assert ("fp8_mma" in TARGETS[name].has) == (counts[name][0] > 0)
+    products = 2 * 4 * 4  # warps of 32 x 32, 4 steps of K
+    assert counts["rtx4090"] == counts["rtx5090"] == (products, 0)
+    assert counts["hopper"] == counts["thor"] == (0, 2 * products)
+
+
+# ---- inputs ---------------------------------------------------------------------------------------------------------
+
+
+def test_e4m3_results_saturate_in_part() -> None:
+    """Else the cases below would not tell a saturating conversion from another."""
+    for case in awkward_scaled_sites():
+        (y,) = case.site.results
+        if y.dtype == "e4m3":
+            whole = harness.chosen(case.site, inputs=inputs_of)
+            if whole.site.operands[0] and whole.site.operands[0].nbytes < 1 << 16:
+                (want,) = harness.expected(whole, harness.operands_of(whole))
+                share = np.mean(np.abs(want.astype(np.float32)) == 448)
+                assert 0.001 < share < 0.7, (case.name, share)
+
+
+# ---- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+CHOSEN = [
+    harness.chosen(case.site, inputs=inputs_of, flops=flops_of(case.site))
+    for case in (*scaled_sites(), *awkward_scaled_sites())
+    if case in awkward_scaled_sites() or case.name.endswith(("2 views", "560 tokens")) or "chunk" in case.name
+]
+POLICIES = [
+    harness.chosen(scaled(site, x), inputs=inputs_of, flops=flops_of(site)) for site in policy_shapes() for x in KINDS
+]
+EVERY_CONFIG = [
+    case
+    for x in KINDS
+    for site in (
+        scaled(linear(130, 200, 1000, **FULL), x, "e4m3", x_scale=True), scaled(linear(50, 136, 1021, **FULL), x),
+        scaled(linear(10, 136, 2040, **FULL), x, x_scale=True), scaled(gated(61, 100, 600), x),
+    )
+    for case in harness.every_config(site, inputs=inputs_of, flops=flops_of(site))
+]  # fmt: skip
+SPLIT = [case for case in EVERY_CONFIG if case.config.get("SPLITS", 1) > 2]
+BY_ROW = [
+    harness.chosen(scaled(linear(50, 1024, 4096, **FULL), x, out, x_scale=True), inputs=inputs_of)
+    for x in KINDS
+    for out in ("", "e4m3")
+]
+GATED = [harness.chosen(scaled(gated(50, 4096, 1024), x, "e4m3", x_scale=True), inputs=inputs_of) for x in KINDS]
+SABOTAGED = [
+    harness.sabotaged(case, f"FRTC_SABOTAGE={defect}")
+    for case in (*BY_ROW, *GATED)
+    for defect in ("last_k_tile", "neighbour_scale")
+] + [harness.sabotaged(case, "FRTC_SABOTAGE=last_k_tile") for case in (SPLIT[0], SPLIT[-1])]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CHOSEN, ids=str)
+def test_chosen(gpu: Gpu, case: harness.Case) -> None:
+    harness.check(gpu, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", POLICIES, ids=str)
+def test_policies(gpu: Gpu, case: harness.Case) -> None:
+    harness.check(gpu, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", EVERY_CONFIG, ids=str)
+def test_every_config(gpu: Gpu, case: harness.Case) -> None:
+    wrong, _, _ = harness.run(gpu, case)
+    assert not wrong, wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SABOTAGED, ids=str)
+def test_sabotaged(gpu: Gpu, case: harness.Case) -> None:
+    harness.check_fails(gpu, case)
+
+
+def every_number(x: str) -> harness.Case:
+    """One column for every e4m3 number: row k of x is 1 at k, so that y[k, n] is w[n, k]."""
+
+    def inputs(site: Site, generator: np.random.Generator) -> list[Any]:
+        w = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
+        w = np.where((w & 0x7F) == 0x7F, 0, w).astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
+        one = round_to(np.eye(256, dtype=np.float32), x)
+        return [one, w, None, None, None, None, np.ones(256, np.float32), None, None]
+
+    return harness.chosen(scaled(linear(256, 256, 256, out="f32"), x), inputs=inputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [every_number(x) for x in ("e4m3", "bf16", "f16")], ids=str)
+def test_every_number_is_widened_exactly(gpu: Gpu, case: harness.Case) -> None:
+    operands = harness.operands_of(case)
+    with harness.Buffers(gpu, case, operands) as buffers:
+        for launch in buffers.launches():
+            gpu.launch(*launch)
+        gpu.synchronize()
+        (got,) = buffers.results()
+        assert operands[1] is not None
+        np.testing.assert_array_equal(got, operands[1].astype(np.float32).T)
+
+
+def by_torch(torch: Any, x: harness.Array, w: harness.Array, alpha: float) -> harness.Array:
+    """torch._scaled_mm of the same bytes, summed in fp32, in bf16."""
+    a, b = (torch.from_numpy(v.view(np.uint8)).cuda().view(torch.float8_e4m3fn) for v in (x, w))
+    one, scale = (torch.tensor(v, device="cuda", dtype=torch.float32) for v in (1.0, alpha))
+    y = torch._scaled_mm(a, b.t(), scale_a=one, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=False)
+    return np.asarray(y.float().cpu().numpy())
+
+
+@pytest.mark.gpu
+def test_as_torch_does(gpu: Gpu) -> None:
+    """Beside torch._scaled_mm at every shape of the policies: ours within its bar of the reference, and of torch."""
+    torch = pytest.importorskip("torch")
+    if not (torch.cuda.is_available() and hasattr(torch, "_scaled_mm")):
+        pytest.skip("no torch with FP8 on this GPU")
+    seen, wrong = set(), []
+    for policy_site in policy_shapes():
+        p = product(policy_site)
+        shape = (p.batch * p.m, p.n, p.k)
+        if shape in seen or p.n % 16 or p.k % 16:
+            continue  # torch needs multiples of 16
+        seen.add(shape)
+        case = harness.chosen(scaled(linear(*shape), one=True), inputs=inputs_of)
+        x, w, alpha = (harness.operands_of(case)[place] for place in (0, 1, 6))
+        assert x is not None and w is not None and alpha is not None
+        theirs = by_torch(torch, x, w, float(alpha))
+        bad, _, _ = harness.run(gpu, case)
+        with harness.Buffers(gpu, case, harness.operands_of(case)) as buffers:
+            for launch in buffers.launches():
+                gpu.launch(*launch)
+            gpu.synchronize()
+            (ours,) = buffers.results()
+            apart, _ = harness.difference(ours, theirs)
+        bar = 1e-2 if p.k > 4096 else harness.BARS["bf16"]  # torch's own sums, on wgmma, are worth no more there
+        reference, _ = harness.difference(theirs, linear_reference(x, w, alpha=alpha))
+        print(f"{shape}: to torch {apart:.1e}, torch to the reference {reference:.1e}")
+        wrong += [f"{shape}: {bad} {apart:.2e}"] if bad or apart > bar else []
+    assert len(seen) >= 20 and not wrong, wrong
