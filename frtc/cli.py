@@ -23,6 +23,7 @@ from frtc.errors import EnvironmentFault, FrtcError, UsageError, nearest
 
 COMMANDS = {  # name -> what it does; its module is frtc.commands.<name>
     "compile": "checkpoint to Plan, for one GPU; needs none",
+    "calibrate": "activation scales for FP8, from recorded observations",
     "update": "new weights and statistics in a Plan, from a checkpoint of the same model",
     "run": "run a Plan and time it, on the GPU or on the CPU's emulator",
     "verify": "prove a Plan: its own self-test, or against the checkpoint",

@@ -3,12 +3,14 @@
 The Plan's recipe is evaluated on the checkpoint's parameters, and its policy is read anew from the checkpoint's files
 with the options that the Plan was compiled with. The result is, byte for byte, what `frtc compile --no-self-test`
 makes of the checkpoint. Evidence about the old weights is dropped; `self_test` makes new
-vectors, which a Plan of `--family native` needs before it acts.
+vectors, which a Plan of `--family native` needs before it acts. A Plan with static activation scales takes those of the
+new checkpoint: the old ones would clip its values, and nothing would say so.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,14 +34,19 @@ from frtc.compiler import (
     sizes_in,
 )
 from frtc.console import size
-from frtc.errors import UsageError
-from frtc.lowering.ir import Graph, fresh_nodes
+from frtc.errors import FrtcError, UsageError
+from frtc.lowering.ir import Graph, Node, fresh_nodes, rebuild, walk
+from frtc.lowering.ops import const
+from frtc.passes.quantize import SCALE
 from frtc.policy import TOKENIZER
+from frtc.precision import RecordedScales, parameters
 from frtc.recorded import kept_tokenizer, recorded_config, recorded_options, results_in, tokenizer_was_chosen
 from frtc.report import facts_text, flat
 from frtc.runtime.plan import Program
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.policy import Assumption, Policy, Tokens
+from frtc.scales import Scales, is_scale
+from frtc.scales_key import Key, options_digest, weight_files, weights_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +56,16 @@ class Chosen:
     tokenizer   None: the Plan's where one was chosen when it was compiled, else the checkpoint's, else the Plan's
     asset       which of several statistics; None: as the Plan was compiled
     self_test   make the vectors of a self-test, by the emulator
+    scales      of the new checkpoint's activations, for a Plan with static ones
+    scales_only the checkpoint is the Plan's own: weights that no activation scale is part of may not change
     """
 
     adapter: Path | None = None
     tokenizer: Path | None = None
     asset: str | None = None
     self_test: bool = False
+    scales: Scales | None = None
+    scales_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +139,29 @@ def update(
     options = replace(recorded_options(old), self_test=chosen.self_test)
     places = results_in(old) if chosen.self_test else {}
     expressions = recipe_of(old)
-    opened = _open(old, Path(checkpoint), options, chosen)
+    _require_scales(old, expressions, chosen.scales)
+    opened = open_for(old, Path(checkpoint), options, chosen)
     _require_same_model(old, opened)
-    require_mapped(Graph("weights", (), tuple(expressions.items())), opened)
+    require_mapped(_without_scales(expressions), opened)
     policy = _policy(old.program, opened)
+    _require_own(chosen.scales, opened, policy)
     require_room(policy, opened.files.tokenizer)
     program = replace(old.program, policy=policy.to_json())
 
     def evidence(written: Path) -> dict[str, Any]:
+        if chosen.scales_only:
+            _require_same_weights(old, open_plan(written, verify=False), expressions, opened)
         test = {"self_test": self_test(written, places, progress)} if options.self_test else {}
-        return evidence_of(opened, options) | _versions(old) | test
+        return evidence_of(opened, options) | _calibration(old, chosen.scales) | _versions(old) | test
 
     blobs = {name: bytes(data) for name, data in old.files().items()} | {TOKENIZER: opened.files.tokenizer}
     watch = bytes_written(program, progress)
-    plan_id = write_plan(out, program, expressions, opened.read, blobs, evidence, watch)
+    leaves = parameters(opened.read, chosen.scales)
+    plan_id = write_plan(out, program, expressions, leaves, blobs, evidence, watch)
     return Updated.of(out, plan_id, old, opened, policy, options.self_test, time.perf_counter() - started)
 
 
-def _open(plan: Plan, checkpoint: Path, options: CompileOptions, chosen: Chosen) -> Opened:
+def open_for(plan: Plan, checkpoint: Path, options: CompileOptions, chosen: Chosen) -> Opened:
     """The checkpoint, with the Plan's tokenizer where it has none or the Plan's was chosen."""
     asset = chosen.asset or options.policy.asset
     options = replace(options, adapter=chosen.adapter, policy=replace(options.policy, asset=asset))
@@ -174,6 +190,75 @@ def _require_same_model(plan: Plan, opened: Opened) -> None:
         rows = [(name, f"Plan {ours.get(name)}, checkpoint {theirs.get(name)}") for name in differ]
         what = f"the checkpoint's model has another configuration: {', '.join(differ[:3])}"
         raise UsageError("update.config", what, rows, "another program is needed: compile the checkpoint")
+
+
+def has_scales(expressions: Mapping[str, Node]) -> bool:
+    """Static activation scales are part of some weight."""
+    return any(map(is_scale, walk(expressions.values())))
+
+
+def _require_scales(old: Plan, expressions: Mapping[str, Node], scales: Scales | None) -> None:
+    """Scales where the Plan's weights are made of some, and only there."""
+    static = has_scales(expressions)
+    if static and scales is None:
+        rows = [("plan", f"{old.path}: FP8 with static activation scales")]
+        hint = (
+            "`frtc calibrate CHECKPOINT --data DATA -o F.scales`, then `frtc update PLAN CHECKPOINT --scales F.scales`"
+        )
+        raise UsageError("update.scales", "the new checkpoint needs activation scales of its own", rows, hint)
+    if not static and scales is not None:
+        raise no_scales(old)
+    if scales is None:
+        return
+    scales.require_leaves(expressions.values())
+    used = {node["key"][len(SCALE) :] for node in walk(expressions.values()) if is_scale(node)}
+    fallen = {site: why for site, why in scales.fallen().items() if site in used}
+    if fallen:
+        what = f"{len(fallen)} sites that the Plan runs in FP8 cannot be held in it"
+        raise FrtcError("scales.fallen", what, list(fallen.items())[:5], "compile again: they fall back to 16 bits")
+
+
+def no_scales(plan: Plan) -> UsageError:
+    """What to say of a Plan whose program takes no activation scales."""
+    dynamic = plan.evidence.get("calibration", {}).get("scales") == "per row"
+    what = "each row finds its scale as it runs" if dynamic else "nothing in it is stored with an activation scale"
+    hint = "compile the checkpoint with `--precision fp8 --scales F.scales`"
+    return UsageError(
+        "calibrate.plan", f"the Plan has no static scales to replace: {what}", [("plan", str(plan.path))], hint
+    )
+
+
+def _without_scales(expressions: Mapping[str, Node]) -> Graph:
+    """The weights' graph over the model's parameters alone."""
+    whole = Graph("weights", (), tuple(expressions.items()))
+    return rebuild(whole, lambda old, new: const(1.0, "f32", old.shape) if is_scale(old) else new)
+
+
+def _require_own(scales: Scales | None, opened: Opened, policy: Policy) -> None:
+    """The scales are of this checkpoint's bytes and policy. Sites and rounds were compared with the recipe."""
+    if scales is not None:
+        key = Key(weights_digest(weight_files(opened)), "", options_digest(policy, opened.files.tokenizer))
+        scales.require_key(key, ("weights", "options"))
+
+
+def _require_same_weights(old: Plan, new: Plan, expressions: Mapping[str, Node], opened: Opened) -> None:
+    for weight, before, after in zip(old.program.weights, old.sha256, new.sha256, strict=False):
+        if before != after and not has_scales({"": expressions[weight.name]}):
+            rows = [("plan", str(old.path)), ("checkpoint", str(opened.checkpoint)), ("first", weight.name)]
+            hint = "`frtc update PLAN CHECKPOINT --scales F.scales` puts another checkpoint into a Plan"
+            raise UsageError("calibrate.checkpoint", "the Plan was made of another checkpoint", rows, hint)
+
+
+def _calibration(old: Plan, scales: Scales | None) -> dict[str, Any]:
+    """As a compilation records it: for the Plan's sites, in its order."""
+    recorded = RecordedScales.of_evidence(old.evidence)
+    if scales is None or recorded is None:
+        found = old.evidence.get("calibration")
+        return {"calibration": found} if found is not None and scales is None else {}
+    fallen, now = recorded.fallen(), scales.fallen()
+    found = {"scales": "static", "sites": {site: scales.of(site).tolist() for site in recorded.sites}}
+    found["fallen"] = {site: now.get(site, why) for site, why in fallen.items()}
+    return {"calibration": found | scales.about()}
 
 
 def _versions(old: Plan) -> dict[str, str]:

@@ -9,6 +9,7 @@ from frtc.compiler import require_python
 from frtc.console import Progress, Result
 from frtc.errors import UsageError
 from frtc.options import add_adapter_option
+from frtc.scales_file import read_scales
 from frtc.update import Chosen, update
 
 
@@ -23,6 +24,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     said.add_argument("--tokenizer", type=Path, metavar="FILE", help="another tokenizer.json than the Plan's")
     where.add_argument("--self-test", action="store_true", help="make the vectors of a self-test, too, as compile does")
     said.add_argument("--asset", metavar="NAME", help="which of several statistics")
+    said.add_argument("--scales", type=Path, metavar="FILE", help="activation scales of the checkpoint, of `frtc "
+                      "calibrate`: a Plan with static ones needs them")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -35,7 +38,8 @@ def run(args: argparse.Namespace) -> Result:
         raise UsageError("update.output", f"-o {args.output} is the Plan itself", hint="--in-place replaces it")
     progress = Progress()
     try:
-        chosen = Chosen(args.adapter, args.tokenizer, args.asset, args.self_test)
+        scales = read_scales(args.scales) if args.scales else None
+        chosen = Chosen(args.adapter, args.tokenizer, args.asset, args.self_test, scales)
         found = update(args.plan, args.checkpoint, args.output or args.plan, chosen, progress)
     finally:
         progress.close()
