@@ -36,8 +36,17 @@ class Finding:
     measured: float
     bound: float
 
-    def __str__(self) -> str:
+    @property
+    def where(self) -> str:
+        subject = self.camera if self.camera == "state" else f"camera {self.camera}" if self.camera else "observations"
+        return subject if self.sample is None else f"{subject}, sample {self.sample}"
+
+    @property
+    def said(self) -> str:
         return f"{self.what}: {self.measured:.3g}, a robot's are above {self.bound:g}"
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.said}"
 
 
 def trust(observations: Iterable[Mapping[str, Any]], wanted: Wanted) -> list[Finding]:
@@ -56,7 +65,7 @@ def trust(observations: Iterable[Mapping[str, Any]], wanted: Wanted) -> list[Fin
             digest.update(states[-1].tobytes())
         hashes.append(digest.digest())
     if len(hashes) > 1 and len(set(hashes)) == 1:
-        found.append(Finding("", None, f"all {len(hashes)} observations are identical; different ones", 1, 1))
+        found.append(Finding("", None, f"all {len(hashes)} are identical; different ones", 1, 1))
     return [*found, *_states(states)]
 
 
@@ -67,7 +76,7 @@ def require_trust(
     found = trust(observations, wanted)
     if not found or allow_synthetic:
         return found
-    rows = [(_where(finding), str(finding)) for finding in found[:SHOWN]]
+    rows = [(finding.where, finding.said) for finding in found[:SHOWN]]
     rows += [("and", f"{len(found) - SHOWN} more")] if len(found) > SHOWN else []
     hint = "calibrate on recordings of the robot; --allow-synthetic accepts these, and the Plan says so"
     raise FrtcError("calibrate.synthetic", "the observations are constant or random, not a robot's", rows, hint)
@@ -108,8 +117,3 @@ def _states(states: Sequence[Array]) -> Iterator[Finding]:
         yield Finding("state", None, f"the same in all {len(states)} samples; the widest range of a number", 0.0, 0.0)
     elif not np.any(states):
         yield Finding("state", None, "zero; the largest number", 0.0, 0.0)
-
-
-def _where(finding: Finding) -> str:
-    subject = "state" if finding.camera == "state" else f"camera {finding.camera}" if finding.camera else "all"
-    return subject if finding.sample is None else f"{subject}, sample {finding.sample}"

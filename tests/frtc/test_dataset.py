@@ -41,6 +41,7 @@ from tests.frtc.made_datasets import (
 )
 
 FRONT, WRIST = SIZES
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "datasets"
 CAMERAS = (Camera("front", FRONT), Camera("wrist", WRIST))
 WANTED = Wanted(CAMERAS, DIM, True)
 MADE = recording()
@@ -104,6 +105,17 @@ def test_every_frame_is_what_was_recorded(written: dict[str, Path], name: str) -
         np.testing.assert_array_equal(seen["wrist"], MADE.pictures[WRIST][i])
         np.testing.assert_array_equal(seen["state"], MADE.state[i])
         assert seen["state"].dtype == np.float32 and seen["prompt"] == MADE.prompt(episode)
+
+
+def test_a_dataset_of_lerobot_s_own_gives_the_frames_that_lerobot_reads() -> None:
+    read = np.load(FIXTURES / "lerobot_v3_read.npz", allow_pickle=False)
+    data = open_data(FIXTURES / "lerobot_v3", WANTED)
+    assert data.kind == "LeRobot v3.0" and list(data.format.lengths) == [4, 6, 5]
+    for i, seen in enumerate(of_all(data)):
+        np.testing.assert_array_equal(seen["state"], read["state"][i])
+        np.testing.assert_array_equal(seen["wrist"], read[WRIST][i])
+        assert np.abs(seen["front"].astype(int) - read[FRONT][i]).max() <= 1  # FFmpeg's conversion from yuv may round
+        assert seen["prompt"] == read["prompt"][i]
 
 
 def test_what_a_policy_wants() -> None:

@@ -91,7 +91,9 @@ def test_states_that_never_move() -> None:
 
 def test_identical_observations() -> None:
     findings = trust(observations(1) * 3, WANTED)
-    assert [f.camera for f in findings] == ["", "state"] and "all 3 observations are identical" in findings[0].what
+    assert [f.camera for f in findings] == ["", "state"] and str(findings[0]).startswith(
+        "observations: all 3 are identical"
+    )
     twice = [*observations(3), observations(1)[0]]
     assert trust(twice, WANTED) == []
 
