@@ -251,28 +251,19 @@ def assert_no_spills(picks: list[tuple[AttentionSite, Any]], target: Any) -> Non
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
 
 
-def about(site: AttentionSite) -> dict[str, Any]:
-    # level_rows: probabilities rounded to bf16 (2^-9 each) are by themselves over 4 bars in a row of 72 values whose
-    # one loud channel happens to cancel; against the size of a typical row they are under 2.
-    # A step of e4m3 is 6 to 12 %, and one result in twenty lies within that error of the next: 1.3e-2 together, 0.13 in
-    # the worst row of 72. The same sums are judged by the bar of bf16 where they are stored so.
-    bar = {"bar": 4e-2} if site.site.results[0].dtype == "e4m3" else {}
-    return {"inputs": site.inputs, "flops": site.flops, "level_rows": True, **bar}
-
-
-CHOSEN = {site.name: chosen(site.site, **about(site)) for site in (*REAL, *AWKWARD, *E4M3)}
+CHOSEN = {site.name: chosen(site.site, **site.judged) for site in (*REAL, *AWKWARD, *E4M3)}
 SWEPT = [STEP, BY_NAME["vision 1 views"], BY_NAME["row mask and length"], BY_NAME["causal and length"]]
-SWEEP = [(site.name, case) for site in SWEPT for case in every_config(site.site, **about(site))]
+SWEEP = [(site.name, case) for site in SWEPT for case in every_config(site.site, **site.judged)]
 SWEEP += [
     (name, case)
     for name in ("groups of 3, e4m3 per row", f"{STEP.name}, e4m3 per row", f"{STEP.name}, e4m3 times inv")
-    for case in every_config(E4M3_BY_NAME[name].site, **about(E4M3_BY_NAME[name]))[::5]
+    for case in every_config(E4M3_BY_NAME[name].site, **E4M3_BY_NAME[name].judged)[::5]
 ]
 
 FINITE = replace(BY_NAME["50 queries"], hidden=3.0)  # so that not only NaN gives the leak away
 SABOTAGED = [
     *(sabotaged(CHOSEN[name], "FRTC_SABOTAGE=1") for name in ("50 queries", "causal prefill", "one key")),
-    sabotaged(chosen(FINITE.site, **about(FINITE)), "FRTC_SABOTAGE=1"),
+    sabotaged(chosen(FINITE.site, **FINITE.judged), "FRTC_SABOTAGE=1"),
     *(sabotaged(CHOSEN[name], "FRTC_SABOTAGE=2") for name in ("vision 2 views", STEP.name, "full mask")),
     sabotaged(CHOSEN[f"{STEP.name}, e4m3 times inv"], "FRTC_SABOTAGE=2"),
     *(
