@@ -79,7 +79,9 @@ CLOCK = 1.7e9
 SMEM_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 128, 64
 LEGACY_MMA = 0.62  # share of the tensor rate that mma.sync reaches where the rate is that of wgmma or tcgen05
 EMULATED_MMA = 0.93  # share of the 16-bit rate that e4m3 reaches where it is widened to fp16
-WIDENED_PER_CLOCK = 48  # e4m3 to 16 bits, elements of an SM: five instructions for 64, on two of the SM's pipes
+# e4m3 elements that an SM widens: counted in instructions, not measured. By bits: five for 64 elements, three of them
+# on the pipe that takes 64 lanes a clock. By the conversion to fp16: one for 64.
+WIDENED_PER_CLOCK, CONVERTED_PER_CLOCK = 48, 128
 DRAM_SHARE = 0.85
 LAUNCH_US, FIRST_TILE_US, BARRIER_US, EPILOGUE_US, SPLIT_US = 1.5, 1.0, 0.07, 0.8, 1.5
 FILLED = 0.8  # a prompt with 48 of 200 tokens beside two views; tiles of one wave gain nothing from fewer rows
@@ -248,7 +250,11 @@ def _tile_clocks(tile: Tile, p: Product, target: Target) -> float:
     products = 2 * tile.bm * tile.bn * (tile.bk * 2 // DTYPES[p.x.dtype].itemsize) / _rate(p.x.dtype, target)
     fragments = tile.warps * (tile.wm + tile.wn) * tile.bk * 2  # of e4m3 next to 16 bits each access fills half a line
     smem = (tile.stage_bytes + fragments) / SMEM_BYTES_PER_CLOCK
-    widened = tile.warps * tile.wn * tile.bk / WIDENED_PER_CLOCK if tile.w8 else 0.0
+    widened = 0.0
+    if tile.w8:
+        widened = tile.warps * tile.wn * tile.bk / WIDENED_PER_CLOCK
+    elif p.x.dtype == "e4m3" and "fp8_mma" not in target.has:
+        widened = fragments / CONVERTED_PER_CLOCK
     # The units share issue slots: the slowest is never quite alone.
     slowest = max(products, smem, tile.stage_bytes / L2_BYTES_PER_CLOCK, widened)
     return slowest + 0.25 * min(products, smem) + 0.25 * min(products, widened)

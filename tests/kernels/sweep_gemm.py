@@ -2,6 +2,8 @@
 
     PYTHONPATH=. python3 -m tests.kernels.sweep_gemm [WORD]      sites whose name holds WORD; needs a GPU
 
+Names start with "fp8", "fp8 to fp8" and "w8a16" where operands are scaled.
+
 Weights rotate over more than twice the L2, so that they come from DRAM as in a whole inference; activations stay in the
 L2, where the kernel before left them. Writes sweep_gemm.json to $OUT or bench/results/: for every site the time of each
 config beside its estimate. Results are not compared here: test_smxx_gemm.py does that for the same configs.
@@ -25,7 +27,7 @@ from frtc.kernels.dtypes import round_to
 from frtc.kernels.spec import Site
 from tests.kernels.device import Arguments, Gpu
 from tests.kernels.harness import MEASURED, TARGET, moved_bytes, span_bytes
-from tests.kernels.sites_gemm import Case, flops_of, real_sites
+from tests.kernels.sites_gemm import Case, flops_of, real_sites, scaled_sites
 
 SAMPLE = 1 << 18  # random elements, repeated to fill a buffer
 WEIGHT = 1  # place of w among the operands
@@ -108,7 +110,7 @@ def describe(case: Case, timed: list[Timed], gpu: Gpu) -> str:
 def main() -> None:
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     gpu = Gpu()
-    cases = [case for case in real_sites() if word in case.name]
+    cases = [case for case in (*real_sites(), *scaled_sites()) if word in case.name]
     choices = [list(CATALOG.candidates(case.site, TARGET)) for case in cases]
     jobs = {
         job.entry: job
