@@ -4,7 +4,8 @@
     view(pointwise(a; expr))   ->  pointwise(view(a); expr)        where the view permutes all elements
 
 One launch instead of several, and what lies between is neither rounded nor stored. An operand is drawn in only if
-nothing else reads it and it has the shape of the result, so that nothing is computed twice.
+nothing else reads it and it has the shape of the result, so that nothing is computed twice; a cast also where it has
+fewer elements, because loading converts anyway.
 """
 
 from __future__ import annotations
@@ -67,5 +68,7 @@ def _permuted(new: Node) -> Node | None:
 
 
 def _drawn_in(reader: Node, operand: Node, uses: Mapping[Node, int]) -> bool:
-    """Nothing else reads the operand, and it has as many elements as the result."""
-    return uses[operand] == sum(a is operand for a in reader.operands) and operand.shape == reader.shape
+    """Nothing else reads the operand, and it has as many elements as the result or only converts."""
+    converts = operand.op == "cast" and operand.args[0] is not None and operand.args[0].op not in POINTWISE
+    alone = uses[operand] == sum(a is operand for a in reader.operands)
+    return alone and (operand.shape == reader.shape or converts)

@@ -203,6 +203,64 @@ def test_permuted() -> None:
     )
 
 
+def test_smaller_cast() -> None:
+    """A cast of fewer elements: to convert while loading is no work."""
+    expect_pass(
+        fuse_pointwise(everything),
+        fires={"fuse_pointwise": 1},
+        before="""
+        graph g(n: i32[1], b: f32[3,4]) {
+          %0 = cast(%n) : f32[1]
+          %1 = mul(%0, %b) : f32[3,4]
+          return %1
+        }
+        """,
+        after="""
+        graph g(n: i32[1], b: f32[3,4]) {
+          %0 = pointwise(%n, %b, expr=[[cast, 0, f32], [mul, 2, 1]], results=[3], shape=[3,4]) : f32[3,4]
+          return %0
+        }
+        """,
+    )
+
+
+def test_smaller_cast_of_a_computed_value_stays() -> None:
+    """Near miss: the cast takes in what it converts, and then it computes."""
+    expect_pass(
+        fuse_pointwise(everything),
+        fires={"fuse_pointwise": 1},
+        before="""
+        graph g(a: f32[1], b: f32[3,4]) {
+          %0 = exp(%a) : f32[1]
+          %1 = cast(%0) : bf16[1]
+          %2 = mul(%1, %b) : f32[3,4]
+          return %2
+        }
+        """,
+        after="""
+        graph g(a: f32[1], b: f32[3,4]) {
+          %0 = pointwise(%a, expr=[[exp, 0], [cast, 1, bf16]], results=[2], shape=[1]) : bf16[1]
+          %1 = mul(%0, %b) : f32[3,4]
+          return %1
+        }
+        """,
+    )
+
+
+def test_smaller_cast_with_two_readers_stays() -> None:
+    """Near miss: something else reads the cast."""
+    expect_unchanged(
+        fuse_pointwise(everything),
+        """
+        graph g(n: i32[1], b: f32[3,4]) {
+          %0 = cast(%n) : f32[1]
+          %1 = mul(%0, %b) : f32[3,4]
+          return y=%1, n=%0
+        }
+        """,
+    )
+
+
 def test_second_reader_stays() -> None:
     """Near miss: something else reads the inner value."""
     expect_unchanged(
