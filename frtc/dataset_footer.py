@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 MAGIC = b"PAR1"
 LARGEST = 1 << 26  # bytes; lerobot writes a row group per episode, 2 kB each
@@ -21,7 +21,7 @@ TRUE, FALSE, BYTE, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = 1, 2, 3, 7, 8, 9, 10
 ROW_GROUPS, COLUMNS, ROWS, ELSEWHERE, META, PATH, PACKED, PAGES, DICTIONARY = 4, 1, 3, 1, 3, 3, 7, 9, 11
 # fields of PageHeader: sizes, and the headers of three kinds of pages, which all begin with the number of values
 PAGE_UNPACKED, PAGE_PACKED, KINDS, VALUES = 2, 3, (5, 7, 8), 1
-HEADER = 1 << 16  # bytes of a page's header at most: statistics hold up to 4 kB each
+SHORT, HEADER = 1 << 9, 1 << 16  # bytes of a page's header as a rule, and at most: statistics hold up to 4 kB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +70,30 @@ def _group(group: Mapping[int, Any]) -> Group:
     return Group(_count(group[ROWS]), tuple(columns))
 
 
-def unpacked(path: Path, column: Column) -> tuple[int, int]:
+def unpacked(file: IO[bytes], column: Column) -> tuple[int, int]:
     """Values and bytes of all pages. Raises OSError or ValueError."""
     values, size, at = 0, 0, column.start
-    with path.open("rb") as file:
+    try:
         while at < column.start + column.size:
-            file.seek(at)
-            page = Compact(file.read(HEADER))
-            try:
-                header = page.struct()
-                values += sum(_count(header[kind][VALUES]) for kind in KINDS if kind in header)
-                size += _count(header[PAGE_UNPACKED])
-                at += page.at + _count(header[PAGE_PACKED])
-            except (KeyError, TypeError, AttributeError, IndexError) as fault:
-                raise ValueError(f"a page of {column.path} is damaged: {fault!r}") from None
+            header, length = _page_header(file, at)
+            values += sum(_count(header[kind][VALUES]) for kind in KINDS if kind in header)
+            size += _count(header[PAGE_UNPACKED])
+            at += length + _count(header[PAGE_PACKED])
+    except (KeyError, TypeError, AttributeError, IndexError) as fault:
+        raise ValueError(f"a page of {column.path} is damaged: {fault!r}") from None
     return values, size
+
+
+def _page_header(file: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
+    """The header and its length; one without long statistics is a hundred bytes."""
+    file.seek(at)
+    data = file.read(SHORT)
+    try:
+        page = Compact(data)
+        return page.struct(), page.at
+    except (ValueError, IndexError):
+        page = Compact(data + file.read(HEADER))
+        return page.struct(), page.at
 
 
 def _count(value: int) -> int:

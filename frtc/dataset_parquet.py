@@ -105,18 +105,21 @@ class Table:
                 raise FrtcError("dataset.image", f"{self.path}: column {name} holds {found}, no pictures")
 
     def _bound(self, names: Sequence[str], groups: Sequence[int]) -> None:
-        for column in (column for group in groups for column in self.groups[group].columns):
-            if not any(column.path == name or column.path.startswith(f"{name}.") for name in names):
-                continue
-            try:
-                values, size = unpacked(self.path, column)
-            except (OSError, ValueError) as fault:
-                raise self.damaged(fault) from None
-            where = f"{self.path}: column {column.path}"
-            if values > VALUES:
-                raise too_large(where, f"{values} values", str(VALUES))
-            if size > BYTES:
-                raise too_large(where, f"{size} bytes", str(BYTES))
+        starts = tuple(f"{name}." for name in names)
+        try:
+            with self.path.open("rb") as file:
+                for column in (column for group in groups for column in self.groups[group].columns):
+                    if column.path in names or column.path.startswith(starts):
+                        self._bound_column(column.path, *unpacked(file, column))
+        except (OSError, ValueError) as fault:
+            raise self.damaged(fault) from None
+
+    def _bound_column(self, name: str, values: int, size: int) -> None:
+        where = f"{self.path}: column {name}"
+        if values > VALUES:
+            raise too_large(where, f"{values} values", str(VALUES))
+        if size > BYTES:
+            raise too_large(where, f"{size} bytes", str(BYTES))
 
     def damaged(self, fault: Exception) -> FrtcError:
         if isinstance(fault, FileNotFoundError):

@@ -609,7 +609,8 @@ def test_a_column_that_unpacks_to_more_than_a_recording_holds(tmp_path: Path, mo
     for data in (honest, lie):
         path.write_bytes(data)
         assert "observation.state.list.element claims 500" in refused("dataset.size", root)
-    assert honest != lie and unpacked(path, read_footer(path)[0].columns[0])[1] < 200
+    with path.open("rb") as file:
+        assert honest != lie and unpacked(file, read_footer(path)[0].columns[0])[1] < 200
 
 
 def varint(value: int) -> bytes:
@@ -628,7 +629,8 @@ def test_what_pages_unpack_to(tmp_path: Path, version: Any, compression: str) ->
     assert [group.rows for group in groups] == [600, 400]
     assert [column.path for column in groups[0].columns] == ["a.b.list.element", "c.bytes", "c.path"]
     for group, rows in zip(groups, (600, 400), strict=True):
-        found = [unpacked(path, column) for column in group.columns]
+        with path.open("rb") as file:
+            found = [unpacked(file, column) for column in group.columns]
         assert [values for values, _ in found] == [2 * rows + 2, rows + 1, rows + 1]  # the dictionary's entries, too
         told = pq.read_metadata(path).row_group(groups.index(group))
         for i, (_, size) in enumerate(found):
@@ -715,6 +717,14 @@ def test_pictures_that_are_no_camera_s(tmp_path: Path) -> None:
 
 
 # What is refused: paths and packages
+
+
+def test_pages_with_long_statistics(tmp_path: Path) -> None:
+    path, texts = tmp_path / "a.parquet", [chr(97 + i) * 3000 for i in range(4)]
+    pq.write_table(pa.table({"a": texts}), path, use_dictionary=False)
+    with path.open("rb") as file:
+        values, size = unpacked(file, read_footer(path)[0].columns[0])
+    assert values == 4 and size >= 12_000
 
 
 def test_what_is_no_dataset(tmp_path: Path) -> None:
