@@ -104,11 +104,15 @@ class SiglipLayer(nn.Module):
 
 
 class Siglip(nn.Module):
-    """Patch embedding and positions in `stem`, the layers in `dtype`, then the last LayerNorm."""
+    """Patch embedding and positions in `stem`, the layers in `dtype`, then the last LayerNorm.
 
-    def __init__(self, c: SiglipConfig, dtype: torch.dtype, stem: torch.dtype = torch.float32) -> None:
+    Tokens are in the order of `squares` of `edge` x edge patches: no layer looks at their order, and whoever wants the
+    patches of a square side by side (pixel shuffle) finds them so.
+    """
+
+    def __init__(self, c: SiglipConfig, dtype: torch.dtype, stem: torch.dtype = torch.float32, edge: int = 1) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.dtype, self.edge = dtype, edge
         self.patch = nn.Conv2d(3, c.width, c.patch, stride=c.patch, dtype=stem)
         self.position = nn.Parameter(torch.zeros(c.tokens, c.width, dtype=stem))
         self.layers = nn.ModuleList(SiglipLayer(c, dtype) for _ in range(c.layers))
@@ -117,8 +121,9 @@ class Siglip(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """pixels f32 [V, edge, edge, 3] in [-1, 1] -> [V, T, W]"""
         pixels = pixels.to(self.position.dtype)
-        x = self.patch(pixels.permute(0, 3, 1, 2)).flatten(2).transpose(1, 2) + self.position
-        x = x.to(self.dtype)
+        x = self.patch(pixels.permute(0, 3, 1, 2)).flatten(2).transpose(1, 2)
+        x = squares(x, self.edge) + squares(self.position, self.edge)
+        x = x.reshape(len(pixels), *self.position.shape).to(self.dtype)
         for layer in self.layers:
             x = layer(x)
         out: Tensor = self.norm(x)
@@ -126,11 +131,12 @@ class Siglip(nn.Module):
 
 
 def squares(x: Tensor, edge: int) -> Tensor:
-    """[V, T, W] -> [V * T / edge^2, edge^2 * W]: edge x edge patches side by side in one row (pixel shuffle).
+    """[.., T, W] -> [.., side, side, edge, edge, W], T = (side * edge)^2: squares of patches, all in row-major order.
 
-    Squares of a view are in row-major order, and so are the patches of a square.
+    Squares of one patch stay [.., T, W].
     """
-    views, tokens, width = x.shape
-    side = math.isqrt(tokens) // edge  # squares along an edge
-    grouped = x.view(views, side, edge, side, edge, width).transpose(2, 3)
-    return grouped.reshape(views * side * side, edge * edge * width)
+    if edge == 1:
+        return x
+    *lead, tokens, width = x.shape
+    side = math.isqrt(tokens) // edge
+    return x.view(*lead, side, edge, side, edge, width).transpose(-3, -4)

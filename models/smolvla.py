@@ -21,7 +21,7 @@ from frtc.models.flow import EulerStep, embedded_time, iota
 from frtc.models.gemma import rope_tables
 from frtc.models.llama import KV, CrossLayer, RmsNorm, SelfLayer, Tables
 from frtc.models.policies import SMOLVLA
-from frtc.models.siglip import Siglip, squares
+from frtc.models.siglip import Siglip
 from frtc.models.smolvla_config import WEIGHTS, SmolVlaConfig, claims, config, tiny
 from frtc.models.stages import Model, Repeat, Run, Schedule, Stage
 from frtc.models.synthetic_smolvla import SYNTHETIC
@@ -29,17 +29,16 @@ from frtc.models.weights import shapes_of
 
 
 class Vision(nn.Module):
-    """Camera frames to image tokens of the prefix's width: each token is a square of patches."""
+    """Camera frames to image tokens of the prefix's width: each token is a square of patches (pixel shuffle)."""
 
     def __init__(self, c: SmolVlaConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config = c
-        self.tower = Siglip(c.vision, dtype, stem=dtype)
+        self.tower = Siglip(c.vision, dtype, stem=dtype, edge=c.shuffle)
         self.projector = nn.Linear(c.shuffle**2 * c.vision.width, c.prefix.width, bias=False, dtype=dtype)
 
     def forward(self, images: Tensor) -> Tensor:
         """f32 [V, edge, edge, 3] in [-1, 1] -> [V*T, W], scaled as the language model's embeddings are"""
-        tokens: Tensor = self.projector(squares(self.tower(images), self.config.shuffle))
+        tokens: Tensor = self.projector(self.tower(images).reshape(-1, self.projector.in_features))
         return tokens * math.sqrt(tokens.shape[1])
 
 

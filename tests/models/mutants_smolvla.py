@@ -6,6 +6,7 @@ traced inside the context, so one table serves both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from unittest import mock
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from frtc.models import flow, llama, smolvla
+from frtc.models import flow, llama, siglip, smolvla
 from frtc.models.gemma import rope_tables
 from frtc.models.llama import KV, Tables
 from frtc.models.smolvla_config import SmolVlaConfig
@@ -26,6 +27,7 @@ RIGHT_SEEN = smolvla.Prefix.visible
 RIGHT_VISIBLE = smolvla.Denoise.visible
 RIGHT_TABLES = smolvla.Denoise.tables
 RIGHT_CROSS = llama.CrossLayer.forward
+RIGHT_SQUARES = siglip.squares
 
 
 def cos_first(t: Tensor, width: int, min_period: float, max_period: float) -> Tensor:
@@ -92,24 +94,21 @@ def not_projected(self: llama.CrossLayer, x: Tensor, tables: Tables, visible: Te
 
 def unscaled(self: smolvla.Vision, images: Tensor) -> Tensor:
     """Image tokens without sqrt(width)."""
-    tokens: Tensor = self.projector(smolvla.squares(self.tower(images), self.config.shuffle))
+    tokens: Tensor = self.projector(self.tower(images).reshape(-1, self.projector.in_features))
     return tokens
 
 
 def columns_first(x: Tensor, edge: int) -> Tensor:
     """The patches of a square in column-major order."""
-    views, tokens, width = x.shape
-    side = int(tokens**0.5) // edge
-    grouped = x.view(views, side, edge, side, edge, width).permute(0, 1, 3, 4, 2, 5)
-    return grouped.reshape(views * side * side, edge * edge * width)
+    return RIGHT_SQUARES(x, edge).transpose(-2, -3)
 
 
-def channels_first(x: Tensor, edge: int) -> Tensor:
+def channels_first(self: smolvla.Vision, images: Tensor) -> Tensor:
     """Channels before patches, as torch's pixel_unshuffle has them."""
-    views, tokens, width = x.shape
-    side = int(tokens**0.5)
-    picture = x.view(views, side, side, width).permute(0, 3, 1, 2)
-    return F.pixel_unshuffle(picture, edge).flatten(2).transpose(1, 2).flatten(0, 1)
+    x = self.tower(images)
+    patches = self.projector.in_features // x.shape[-1]
+    tokens: Tensor = self.projector(x.reshape(-1, patches, x.shape[-1]).transpose(1, 2).flatten(1))
+    return tokens * math.sqrt(tokens.shape[1])
 
 
 def gelu(self: llama.Mlp, x: Tensor) -> Tensor:
@@ -139,8 +138,8 @@ MUTANTS: dict[str, Mutant] = {
     "cross_keys_rotated_again": patch(llama.CrossLayer, "forward", rotated_again),
     "cross_not_projected": patch(llama.CrossLayer, "forward", not_projected),
     "missing_sqrt_width": patch(smolvla.Vision, "forward", unscaled),
-    "shuffle_columns_first": patch(smolvla, "squares", columns_first),
-    "shuffle_channels_first": patch(smolvla, "squares", channels_first),
+    "shuffle_columns_first": patch(siglip, "squares", columns_first),
+    "shuffle_channels_first": patch(smolvla.Vision, "forward", channels_first),
     "gelu_for_silu": patch(llama.Mlp, "forward", gelu),
     "eps": patch(llama, "EPS", 1e-6),
     "step_count": patch(SmolVlaConfig, "times", property(one_step_less)),

@@ -107,10 +107,10 @@ def test_padding_changes_nothing() -> None:
 def test_squares_are_a_pixel_shuffle() -> None:
     """The row of a token holds its patches in row-major order, each patch's channels together."""
     x = torch.arange(2 * 16 * 3).view(2, 16, 3)  # two views of 4 x 4 patches
-    rows = squares(x, 2)
-    assert rows.shape == (8, 12)
+    rows = squares(x, 2).reshape(8, 12)
     assert torch.equal(rows[1], torch.cat([x[0, 2], x[0, 3], x[0, 6], x[0, 7]]))
     assert torch.equal(rows[6], torch.cat([x[1, 8], x[1, 9], x[1, 12], x[1, 13]]))
+    assert torch.equal(squares(x, 1).reshape(2, 16, 3), x)
     with pytest.raises(RuntimeError):
         squares(x, 3)
 
