@@ -17,6 +17,7 @@ from frtc.kernels.targets import Target
 MODULES = [
     "smxx_gemm",
     "smxx_rope_gemm",
+    "smxx_finish_gemm",
     "smxx_linear_f32",
     "smxx_norm",
     "smxx_rope",

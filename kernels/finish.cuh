@@ -1,0 +1,184 @@
+// The finish of a product: what needs whole rows of it. A product's blocks store tiles; the one that stores the last tile
+// of a panel of BM rows makes of each row s of the panel
+//
+//   y = s, or its norm (smxx_norm.cuh), stored as it is; in e4m3 as y * inv, one number for all rows; or, kPerRow, as
+//   y * (448 / m) with m the largest magnitude of the row and m / 448 in scale
+//
+//   s      [M, N] S: bf16, f16; as the epilogue stored it, rows at multiples of 16 bytes
+//   w, b   [N]       y [M, N] S or e4m3       scale [M] fp32     each with a stride from row to row and batch to batch
+//   order  every block adds 1 to its panel's counter behind its stores (release); the one that completes gridDim.y sees
+//          them all (acquire) and reads them in L2. Blocks that `rows` sends home count in no panel; of the shares of
+//          split K only the one that stores counts. A counter is zero before and after
+//   rows   one warp a row, up to 4 rows of a warp at a time, as many on their way as fit: cp.async into the memory of the
+//          ring, which holds no L1 line. Statistics in fp32 in a fixed order, the variance from centred values
+//   moves  2 N bytes a row from L2 through one SM, and its arithmetic: 0.07 to 0.12 clocks an element. That is why tall
+//          panels are left to launches of their own (smxx_finish_gemm.py)
+#pragma once
+
+#include "epilogue.cuh"
+#include "ptx.cuh"
+#include "smxx_norm.cuh"
+
+namespace frtc {
+
+template <Norm KIND_, typename W_, typename B_>
+struct NormOf {
+    static constexpr Norm KIND = KIND_;
+    using W = W_;
+    using B = B_;
+};
+struct NoNorm : NormOf<Norm::rms, Absent, Absent> {};  // y = s
+
+// The rows of a product and what is made of them; one for all blocks of a batch.
+template <int N, typename S, typename Y, bool kPerRow, typename NORM>
+struct RowFinish {
+    using W = typename NORM::W;
+    using B = typename NORM::B;
+
+    static constexpr bool NORMED = !kSame<NORM, NoNorm>, CENTERED = NORMED && NORM::KIND == Norm::layer;
+    static constexpr bool SCALED = kSame<Y, e4m3>;
+    static constexpr int VEC = 8, GROUPS = ceil_div(N, VEC), ROW_BYTES = GROUPS * 16;
+    static_assert(sizeof(S) == 2 && (SCALED || !kPerRow), "16-bit rows; only e4m3 has scales");
+
+    const S* s;
+    const W* w;
+    const B* b;
+    const float* inv;
+    Y* y;
+    float* scale;
+    int rows, ld_s, ld_y, ld_scale;
+    float eps, offset;
+
+    // `count` rows from row0 on, by the whole block. SMEM bytes of shared memory are free.
+    template <int THREADS, int SMEM>
+    __device__ __forceinline__ void panel(u8* smem, int row0, int count) const {
+        constexpr int WARPS = THREADS / 32, FIT = SMEM / WARPS / ROW_BYTES, R = FIT < 2 ? 1 : 2, SLOTS = FIT / R * R;
+        static_assert(FIT > 0, "a warp has room for a row");
+        u8* const own = smem + threadIdx.x / 32 * (SLOTS * ROW_BYTES);
+        for (int first = threadIdx.x / 32; first < count; first += WARPS * SLOTS) {
+            const int mine = min(SLOTS, (count - first + WARPS - 1) / WARPS);
+            for (int i = 0; i < mine; ++i) fetch(own + i * ROW_BYTES, row0 + first + i * WARPS);
+            cp_async_commit();
+            cp_async_wait<0>();
+            __syncwarp();
+            for (int i = 0; i < mine; i += R)
+                make<R, WARPS>(reinterpret_cast<const S*>(own + i * ROW_BYTES), row0 + first + i * WARPS, mine - i);
+            __syncwarp();  // all lanes have read what the next rows overwrite
+        }
+    }
+
+private:
+    __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
+
+    // Elements from group g to the end of the row; a constant where every group is full.
+    __device__ __forceinline__ static int left(int g) { return N % VEC == 0 ? VEC : N - g * VEC; }
+
+    // Starts the copy of a row; zeros behind its end.
+    __device__ __forceinline__ void fetch(u8* to, int row) const {
+        const S* const from = s + static_cast<i64>(row) * ld_s;
+        if (aligned<VEC>(from)) {
+            for (int g = lane(); g < GROUPS; g += 32)
+                cp_async_16(shared_address(to + g * 16), from + g * VEC, min(left(g), VEC) * 2);
+        } else {
+            for (int i = lane(); i < GROUPS * VEC; i += 32)
+                reinterpret_cast<S*>(to)[i] = i < N ? __ldcg(from + i) : from_f32<S>(0.0f);
+        }
+    }
+
+    // y of R rows, STEP rows apart, that lie one behind the other in shared memory; the first `live` of them exist.
+    template <int R, int STEP>
+    __device__ __forceinline__ void make(const S* at, int row, int live) const {
+        float mean[R] = {}, unit[R], out[R];
+        if constexpr (NORMED) {
+            if constexpr (CENTERED) means(mean, at);
+            deviations(unit, mean, at);
+        }
+#pragma unroll
+        for (int r = 0; r < R; ++r) out[r] = SCALED && !kPerRow ? *inv : 1.0f;
+        if constexpr (kPerRow) {
+            unsigned int top[R] = {};
+            each(at, mean, unit, [&](int g, int r, float(&v)[VEC]) {
+#pragma unroll
+                for (int j = 0; j < VEC; ++j) top[r] = max(top[r], j < left(g) ? magnitude(v[j]) : 0u);
+            });
+#pragma unroll
+            for (int r = 0; r < R; ++r) out[r] = of_row(top[r], row + r * STEP, r < live);
+        }
+        each(at, mean, unit, [&](int g, int r, float(&v)[VEC]) {
+#pragma unroll
+            for (int j = 0; j < VEC; ++j) v[j] *= out[r];
+            if (r < live) store_some<VEC>(y + static_cast<i64>(row + r * STEP) * ld_y + g * VEC, v, left(g));
+        });
+    }
+
+    // The factor of a row whose largest magnitude is `top`; its scale is stored.
+    __device__ __forceinline__ float of_row(unsigned int top, int row, bool exists) const {
+        const RowScale found(row_top<32>(top, nullptr));
+#ifdef FRTC_SABOTAGE_NEIGHBOUR_SCALE
+        row = (row + 1) % rows;
+#endif
+        if (exists && lane() == 0) scale[static_cast<i64>(row) * ld_scale] = found.scale;
+        return found.factor;
+    }
+
+    template <int R>
+    __device__ __forceinline__ static void means(float (&mean)[R], const S* at) {
+#pragma unroll(2 / R)
+        for (int g = lane(); g < GROUPS; g += 32) {
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                float v[VEC];
+                load_f32(v, at + (r * GROUPS + g) * VEC);
+#pragma unroll
+                for (int j = 0; j < VEC; ++j) mean[r] += v[j];
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < R; ++r) mean[r] = warp_sum(mean[r]) / N;
+    }
+
+    // 1 / sqrt(mean((s - mean)^2) + eps)
+    template <int R>
+    __device__ __forceinline__ void deviations(float (&unit)[R], const float (&mean)[R], const S* at) const {
+        float squares[R] = {};
+#pragma unroll(2 / R)
+        for (int g = lane(); g < GROUPS; g += 32) {
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                float v[VEC];
+                load_f32(v, at + (r * GROUPS + g) * VEC);
+#pragma unroll
+                for (int j = 0; j < VEC; ++j) {
+                    if constexpr (CENTERED) v[j] = j < left(g) ? v[j] - mean[r] : 0.0f;
+                    squares[r] += v[j] * v[j];
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < R; ++r) unit[r] = rsqrtf(warp_sum(squares[r]) / N + eps);
+    }
+
+    // use(g, r, v) for this lane's groups of all rows: v is what y is before it is scaled.
+    template <int R, typename USE>
+    __device__ __forceinline__ void each(const S* at, const float (&mean)[R], const float (&unit)[R], const USE& use) const {
+#pragma unroll(2 / R)
+        for (int g = lane(); g < GROUPS; g += 32) {
+            float factor[VEC], shift[VEC];
+            if constexpr (kPresent<W>) load_some<VEC>(factor, w + g * VEC, left(g));
+            if constexpr (kPresent<B>) load_some<VEC>(shift, b + g * VEC, left(g));
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                float v[VEC];
+                load_f32(v, at + (r * GROUPS + g) * VEC);
+                if constexpr (NORMED) {
+#pragma unroll
+                    for (int j = 0; j < VEC; ++j) v[j] = (CENTERED ? v[j] - mean[r] : v[j]) * unit[r];
+                    affine<NORM::KIND, W, B>(v, factor, shift, offset);
+                }
+                use(g, r, v);
+            }
+        }
+    }
+};
+
+}  // namespace frtc
