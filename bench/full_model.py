@@ -1,4 +1,8 @@
-"""A policy on disk, full size or tiny: a synthetic checkpoint, Plans compiled from it, its modules with its weights."""
+"""A policy on disk, full size or tiny: a synthetic checkpoint, Plans compiled from it, its modules with its weights.
+
+A Plan of precision "fp8" has the activation scales of a calibration, whose file bench/calibrated.py leaves beside the
+checkpoint; one of "fp8-rows" finds them for each row as it runs.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,24 +27,35 @@ from frtc.models.stages import Model, Repeat
 from frtc.models.synthetic import write_checkpoint
 from frtc.policy_options import PolicyOptions
 from frtc.runtime.plan import Slot
+from frtc.scales import Scales
+from frtc.scales_file import read_scales
 
 Array = np.ndarray[Any, Any]
 SCRATCH = Path(os.environ.get("FRTC_SCRATCH", "/tmp/frtc-bench"))  # 20 GB
+ARCH = "hopper"
+STATIC, ROWS = "fp8", "fp8-rows"  # FP8 by the kind of its activation scales
+PRECISIONS = ("bf16", STATIC, ROWS, "w8a16")
 TYPES = {torch.uint8: "u8", torch.float32: "f32", torch.int32: "i32"}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a Plan is compiled for: the policy, camera views, prompt budget, actions of a chunk."""
+    """What a Plan is compiled for: the policy, camera views, prompt budget, actions of a chunk, one of PRECISIONS."""
 
     policy: str = "pi05"
     views: int = 2
     prompt: int = 48
     horizon: int = 50
     size: str = "full"
+    precision: str = "bf16"
 
     def __str__(self) -> str:
         return f"v{self.views}-p{self.prompt}-c{self.horizon}"
+
+    @property
+    def label(self) -> str:
+        """With the precision, for tables."""
+        return f"{self} {self.precision}"
 
 
 def model_of(policy: str) -> Model:
@@ -60,28 +75,45 @@ def checkpoint(policy: str, size: str = "full") -> Path:
 def options(shape: Shape) -> CompileOptions:
     """Without self-test vectors. A budget of 48 tokens holds no state in the prompt."""
     policy = PolicyOptions(views=shape.views, state_in_prompt=False)
-    return CompileOptions(policy, prompt=shape.prompt, horizon=shape.horizon, self_test=False)
+    kind = "fp8" if shape.precision == ROWS else shape.precision
+    return CompileOptions(policy, precision=kind, prompt=shape.prompt, horizon=shape.horizon, self_test=False)
 
 
 def plan_path(shape: Shape) -> Path:
-    return SCRATCH / f"{shape.policy}-{shape.size}-{shape}.plan"
+    return SCRATCH / f"{shape.policy}-{shape.size}-{shape}-{shape.precision}.plan"
+
+
+def scales_path(shape: Shape) -> Path:
+    """Of a calibration: any precision's."""
+    return SCRATCH / f"{shape.policy}-{shape.size}-{shape}.scales"
+
+
+def scales_of(shape: Shape) -> Scales | None:
+    """What its Plan is compiled with: static scales where the precision has them."""
+    return read_scales(scales_path(shape)) if shape.precision == STATIC else None
 
 
 def compiled(shape: Shape) -> None:
-    """A Plan for hopper, and beside it what compiling took."""
+    """A Plan for ARCH, and beside it what compiling took and what became of the products."""
     path = plan_path(shape)
-    report = compile(checkpoint(shape.policy, shape.size), "hopper", path, options(shape))
-    path.with_suffix(".json").write_text(json.dumps({"plan_id": report.plan_id, "seconds": dict(report.seconds)}))
+    folder, scales = checkpoint(shape.policy, shape.size), scales_of(shape)
+    report = compile(folder, ARCH, path, options(shape), scales=scales)
+    about = {"plan_id": report.plan_id, "seconds": dict(report.seconds), "precision": report.precision.to_json()}
+    path.with_suffix(".json").write_text(json.dumps(about))
 
 
 class Compiling:
     """Plans of several shapes, each compiled by a process of its own while this one does something else.
 
-    The processes of a shape start when its checkpoint is written, those of the next one a little later.
+    The processes of a shape start when its checkpoint is written, those of the next one a little later. A calibration
+    has to be there for static scales.
     """
 
-    def __init__(self, shapes: Sequence[Shape]) -> None:
+    def __init__(self, shapes: Iterable[Shape]) -> None:
         self.running: dict[Shape, subprocess.Popen[bytes]] = {}
+        self.start(shapes)
+
+    def start(self, shapes: Iterable[Shape]) -> None:
         environment = {**os.environ, "FRTC_SCRATCH": str(SCRATCH)}
         for shape in shapes:
             checkpoint(shape.policy, shape.size)
@@ -92,10 +124,15 @@ class Compiling:
     def wait(self, shape: Shape) -> dict[str, float]:
         """Seconds that its compilation took, by part."""
         if self.running[shape].wait():
-            raise RuntimeError(f"compiling {shape.policy} {shape} failed")
-        report = json.loads(plan_path(shape).with_suffix(".json").read_text())
-        seconds: dict[str, float] = report["seconds"]
+            raise RuntimeError(f"compiling {shape.policy} {shape.label} failed")
+        seconds: dict[str, float] = compile_report(shape)["seconds"]
         return {name: round(took, 2) for name, took in seconds.items()}
+
+
+def compile_report(shape: Shape) -> dict[str, Any]:
+    """What `compiled` left beside the Plan."""
+    found: dict[str, Any] = json.loads(plan_path(shape).with_suffix(".json").read_text())
+    return found
 
 
 def eager(shape: Shape, dtype: torch.dtype, device: str = "cuda") -> Eager:
@@ -141,5 +178,5 @@ def frames(slot: Slot, rng: np.random.Generator) -> Array:
 
 
 if __name__ == "__main__":
-    policy, views, prompt, horizon, size = sys.argv[1:]
-    compiled(Shape(policy, int(views), int(prompt), int(horizon), size))
+    policy, views, prompt, horizon, *words = sys.argv[1:]
+    compiled(Shape(policy, int(views), int(prompt), int(horizon), *words))

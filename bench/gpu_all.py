@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from bench import report
+from bench.calibrated import compiling
 from bench.full_model import Compiling, Shape, plan_path
 from bench.gpu_bench import REHEARSAL, RIVALS, Built, Counts, bench, built, shapes_of
 from bench.gpu_model import Reference, check, file_name, lengths_of, references
@@ -70,8 +71,9 @@ class Job:
     rivals: list[Built] = field(default_factory=list)
 
 
-def start(job: Job, clock: Clock) -> None:
-    job.compiling = clock.attempt(f"{job.policy}: checkpoint", partial(Compiling, job.shapes))
+def start(job: Job, device: str, clock: Clock) -> None:
+    begun = clock.attempt(f"{job.policy}: checkpoint, calibrations", partial(compiling, job.shapes, device))
+    job.compiling = begun[0] if begun is not None else None
 
 
 def prepare(job: Job, device: str, clock: Clock) -> None:
@@ -92,9 +94,9 @@ def measure(job: Job, device: str, clock: Clock, inferences: int) -> None:
     """The checks, then the times."""
     if job.compiling is None:
         return
-    compiling, shape = job.compiling, job.shapes[0]
-    seconds = {str(s): clock.attempt(f"{job.policy}: compile {s}", partial(compiling.wait, s)) for s in job.shapes}
-    shapes = [s for s in job.shapes if seconds[str(s)] is not None]
+    wait, shape = job.compiling.wait, job.shapes[0]
+    seconds = {s.label: clock.attempt(f"{job.policy}: compile {s.label}", partial(wait, s)) for s in job.shapes}
+    shapes = [s for s in job.shapes if seconds[s.label] is not None]
     about = report.about(MODULE, device) | {"compile_seconds": seconds}
     if shape not in shapes:
         return
@@ -125,7 +127,7 @@ def main() -> int:
     clock, device = Clock(arguments.minutes * 60), arguments.device
     jobs = [Job(policy, shapes_of(policy, device)) for policy in arguments.policies]
     for job in jobs:
-        start(job, clock)
+        start(job, device, clock)
     for job in jobs:
         prepare(job, device, clock)
     for job in jobs:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,8 @@ def calibration_of(
     running.constants.evaluate(progress)
     seconds.lap("weights")
     steps = PolicySteps(policy, opened.files.tokenizer, wishes.seed)
-    counted = _run(running, steps, observations, progress)
+    inputs = (steps.prepare(observation, draw=i).inputs for i, observation in enumerate(observations))
+    counted = histograms_of(running, inputs, len(observations), progress)
     seconds.lap("samples")
     histograms = _required_finite(counted)
     about = {"path": data.name, "kind": found.kind, "frames": found.frames, "seed": wishes.seed}
@@ -139,16 +140,15 @@ def _require(wishes: Wishes) -> None:
         raise UsageError("option.method", f"there is no method {wishes.method}", rows)
 
 
-def _run(
-    running: TorchRun, steps: PolicySteps, observations: Sequence[Mapping[str, Any]], progress: Progress
+def histograms_of(
+    running: TorchRun, inputs: Iterable[Mapping[str, Any]], samples: int, progress: Progress = silent
 ) -> dict[str, tuple[Histogram, ...]]:
-    """Histograms of each site, one sample after the other."""
-    taps = _Taps(running, len(observations), progress)
-    for number, observation in enumerate(observations):
+    """Of each site, one sample of device inputs after the other."""
+    taps = _Taps(running, samples, progress)
+    for number, given in enumerate(inputs):
         taps.sample = number
-        prepared = steps.prepare(observation, draw=number)
-        running({name: value for name, value in prepared.inputs.items() if name in running.module.inputs},
-                taps.watch, taps)  # fmt: skip
+        known = {name: value for name, value in given.items() if name in running.module.inputs}
+        running(known, taps.watch, taps)
     rows = taps.counts.histograms()
     return {name: tuple(rows[at : at + count]) for name, (at, count) in taps.places.items()}
 

@@ -103,7 +103,7 @@ def test_what_fails_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     job, clock = gpu_all.Job("pi0", (Shape("pi0"),)), gpu_all.Clock(60.0)
     job.compiling = SimpleNamespace(wait=lambda shape: 1 // 0)  # type: ignore[assignment]
     gpu_all.measure(job, "cpu", clock, 1)
-    assert clock.failed == ["pi0: compile v2-p48-c50"] and not list(tmp_path.iterdir())
+    assert clock.failed == ["pi0: compile v2-p48-c50 bf16"] and not list(tmp_path.iterdir())
 
 
 def test_relative_error_of_what_is_not_finite() -> None:
