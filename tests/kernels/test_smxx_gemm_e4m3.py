@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -103,13 +104,15 @@ def test_who_has_products_of_e4m3(target: Target) -> None:
 
 
 def policy_shapes() -> list[Site]:
-    """The policies' products of bf16, each (rows, columns, K) once."""
+    """The policies' products of bf16 or e4m3, each (rows, columns, K) once, whatever they are fused with."""
     found: dict[tuple[int, int, int], Site] = {}
     for site in policy_sites():
-        if site.op in ("linear", "gated_linear") and all(o and o.dtype == "bf16" for o in site.operands[:2]):
-            p = product_of(site)
-            if isinstance(p, Product):
-                found.setdefault((p.batch * p.m, p.n, p.k), site)
+        if site.op not in ("linear", "gated_linear", "linear_norm", "linear_rope_qkv"):
+            continue
+        x, w = site.operands[:2]
+        if x and w and {x.dtype, w.dtype} <= {"bf16", "e4m3"}:
+            m, (n, k) = math.prod(x.shape[:-1]), w.shape
+            found.setdefault((m, n, k), gated(m, n // 2, k) if site.op == "gated_linear" else linear(m, n, k))
     return list(found.values())
 
 
@@ -266,7 +269,7 @@ def test_every_number_is_widened_exactly(gpu: Gpu, case: harness.Case) -> None:
 
 def by_torch(torch: Any, x: harness.Array, w: harness.Array, alpha: float) -> harness.Array:
     """torch._scaled_mm of the same bytes, summed in fp32, in bf16."""
-    a, b = (torch.from_numpy(v.view(np.uint8)).cuda().view(torch.float8_e4m3fn) for v in (x, w))
+    a, b = (torch.from_numpy(np.array(v.view(np.uint8))).cuda().view(torch.float8_e4m3fn) for v in (x, w))
     one, scale = (torch.tensor(v, device="cuda", dtype=torch.float32) for v in (1.0, alpha))
     y = torch._scaled_mm(a, b.t(), scale_a=one, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=False)
     return np.asarray(y.float().cpu().numpy())
