@@ -170,11 +170,11 @@ def observation(inputs: Sequence[Slot], valid: int, vocab: int, seed: int = 0) -
 
 
 def frames(slot: Slot, rng: np.random.Generator) -> Array:
-    """[V, edge, edge, 3]: bytes, or numbers in [-1, 1] where the policy takes floats."""
+    """[V, edge, edge, 3]: bytes, or numbers in [0, 1] where the policy takes floats."""
     views, edge = slot.shape[:2]
     ramp = np.linspace(0, 255, edge)[None, :, None, None] * rng.uniform(0, 1, (views, 1, edge, 3))
     pixels = np.clip(ramp + rng.normal(0, 40, slot.shape), 0, 255)
-    return pixels if slot.dtype == "u8" else pixels / 127.5 - 1
+    return pixels if slot.dtype == "u8" else pixels / 255
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class PiConfig:
 
     @property
     def pixels(self) -> torch.dtype:
-        """uint8 0..255 (openpi resizes integers) or float32 already in [-1, 1] (lerobot resizes floats)."""
+        """uint8 0..255 (openpi resizes integers) or float32 in [0, 1] (lerobot resizes floats)."""
         return torch.uint8 if self.origin == "openpi" else torch.float32
 
     @property
@@ -181,10 +181,10 @@ class Vision(nn.Module):
         self.projector = nn.Linear(c.vision.width, c.prefix.width, dtype=dtype)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[V, 224, 224, 3] u8, or f32 in [-1, 1] -> [V*T, W]"""
+        """[V, 224, 224, 3] u8, or f32 in [0, 1] -> [V*T, W]"""
         if images.dtype == torch.uint8:
-            images = images.to(torch.float32) / 255.0 * 2.0 - 1.0
-        tokens: Tensor = self.projector(self.tower(images))
+            images = images.to(torch.float32) / 255.0
+        tokens: Tensor = self.projector(self.tower(images * 2.0 - 1.0))
         return tokens.flatten(0, 1)
 
 

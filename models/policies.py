@@ -14,7 +14,7 @@ from typing import Literal
 class Pixels:
     """How a picture is resized, what surrounds it (in the unit of the images input) and where it lies in the square."""
 
-    resize: Literal["pil_bilinear", "torch_bilinear"]
+    resize: Literal["pil_bilinear", "torch_bilinear01"]
     border: float
     place: Literal["center", "end"]  # end: at the bottom or on the right, all of the border above or on the left
 
@@ -56,8 +56,8 @@ PI_CAMERAS = (("base", "base_0_rgb"), ("left_wrist", "left_wrist_0_rgb"), ("righ
 # lerobot 0.4 fills the border with -1 before x*2-1, later versions with 0
 PI_PIXELS = {
     "openpi": Pixels("pil_bilinear", 0.0, "center"),
-    "lerobot-0.4": Pixels("torch_bilinear", -3.0, "center"),
-    "lerobot-0.6": Pixels("torch_bilinear", -1.0, "center"),
+    "lerobot-0.4": Pixels("torch_bilinear01", -1.0, "center"),
+    "lerobot-0.6": Pixels("torch_bilinear01", 0.0, "center"),
 }
 
 # Sources: openpi (June 2026: model and tokenizer classes), lerobot 0.4.4 to 0.6.1 (the policies' processors and models)
@@ -90,7 +90,7 @@ SMOLVLA = PolicyFamily(
     with_state="",
     plain="{prompt}\n",
     lerobot_state_step="",
-    pixels=dict.fromkeys(("lerobot-0.4", "lerobot-0.6"), Pixels("torch_bilinear", -1.0, "end")),
+    pixels=dict.fromkeys(("lerobot-0.4", "lerobot-0.6"), Pixels("torch_bilinear01", 0.0, "end")),
     resolution="resize_imgs_with_padding",
     state_input=True,
     bos="",

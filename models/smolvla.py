@@ -37,8 +37,8 @@ class Vision(nn.Module):
         self.projector = nn.Linear(c.shuffle**2 * c.vision.width, c.prefix.width, bias=False, dtype=dtype)
 
     def forward(self, images: Tensor) -> Tensor:
-        """f32 [V, edge, edge, 3] in [-1, 1] -> [V*T, W], scaled as the language model's embeddings are"""
-        tokens: Tensor = self.projector(self.tower(images).reshape(-1, self.projector.in_features))
+        """f32 [V, edge, edge, 3] in [0, 1] -> [V*T, W], scaled as the language model's embeddings are"""
+        tokens: Tensor = self.projector(self.tower(images * 2.0 - 1.0).reshape(-1, self.projector.in_features))
         return tokens * math.sqrt(tokens.shape[1])
 
 

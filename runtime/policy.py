@@ -4,7 +4,8 @@ A `Policy` is a closed, ordered list of steps. Each step is one record here and 
 its JSON form lives in the Plan. The device inputs that a policy makes (`device_inputs`):
 
   images  u8  [V, S, S, 3]  resize "pil_bilinear": 0..255; the model's vision stage scales by x/255*2-1
-          f32 [V, S, S, 3]  resize "torch_bilinear": already in [-1, 1] (a border may be lower)
+          f32 [V, S, S, 3]  resize "torch_bilinear01": in [0, 1] (a border may be lower); the vision stage does x*2-1
+          f32 [V, S, S, 3]  resize "torch_bilinear", of older Plans: already in [-1, 1] (a border may be lower)
   state   f32 [width]       only where the model takes the state as numbers (width > 0); zero-padded
   tokens  i32 [budget]      BOS, text, then `pad`
   n       i32 []            how many of the tokens are valid
@@ -57,7 +58,7 @@ class Images:
 
     cameras: tuple[Camera, ...]
     size: int
-    resize: Literal["pil_bilinear", "torch_bilinear"]
+    resize: Literal["pil_bilinear", "torch_bilinear", "torch_bilinear01"]
     border: float  # in the unit of `images`
     place: Literal["center", "end"] = later("center")  # end: all of the border above or on the left
 
@@ -308,7 +309,7 @@ def _image_problems(images: Images) -> Iterator[str]:
     yield from _size("images.size", images.size)
     if images.resize == "pil_bilinear" and images.border not in range(256):
         yield f"border {images.border} is not a byte"
-    if images.resize == "torch_bilinear" and not -16.0 <= images.border <= 16.0:
+    if images.resize != "pil_bilinear" and not -16.0 <= images.border <= 16.0:
         yield f"border {images.border} is not near [-1, 1]"
 
 

@@ -4,8 +4,8 @@ PilResize    Pillow's bilinear with 8-bit pixels, bit for bit: triangle filter w
              weights in 22-bit fixed point, across, then down, rounded to 8 bits after each.
              NOTE: Pillow 13 goes down first where the height loses more than twice the pixels that the width loses;
              the published policies pin older versions, which never do.
-TorchResize  torch's interpolate(mode="bilinear", align_corners=False, antialias=False) on float32 in [0, 1], then
-             x*2-1; equal to torch up to the order of its fused multiply-adds (1e-6).
+TorchResize  torch's interpolate(mode="bilinear", align_corners=False, antialias=False) on float32 in [0, 1]; equal to
+             torch up to the order of its fused multiply-adds (1e-6). Where `signed`, x*2-1 follows.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def torch_weights(n: int, m: int) -> tuple[Array, Array, Array, Array]:
 
 
 class TorchResize:
-    """u8 or f32 in [0, 1], [height, width, 3] -> f32 [size, size, 3] in [-1, 1]."""
+    """u8 or f32 in [0, 1], [height, width, 3] -> f32 [size, size, 3] in [0, 1], or in [-1, 1] where `signed`."""
+
+    signed = False
 
     def __init__(self, height: int, width: int, size: int, border: float, role: str, place: str = "center") -> None:
         self.h, self.w = fit(height, width, size, role)
@@ -143,8 +145,9 @@ class TorchResize:
             inside += self.part
         else:
             unit(image, inside)
-        inside *= np.float32(2)
-        inside -= np.float32(1)
+        if self.signed:
+            inside *= np.float32(2)
+            inside -= np.float32(1)
 
     def _across(self, lines: Array, row: Array) -> None:
         """lines [h, width, 3] -> row f32 [h, w, 3]."""
@@ -153,6 +156,16 @@ class TorchResize:
         row *= self.beside[0]
         self.part *= self.beside[1]
         row += self.part
+
+
+class SignedTorchResize(TorchResize):
+    signed = True
+
+
+Resize = PilResize | TorchResize
+RESIZES: dict[str, type[Resize]] = {
+    "pil_bilinear": PilResize, "torch_bilinear": SignedTorchResize, "torch_bilinear01": TorchResize,
+}  # fmt: skip
 
 
 def unit(pixels: Array, out: Array) -> None:
@@ -168,8 +181,8 @@ class ImageStep:
 
     def __init__(self, step: Images) -> None:
         self.step = step
-        self.make: type[PilResize | TorchResize] = PilResize if step.resize == "pil_bilinear" else TorchResize
-        self.plans: list[PilResize | TorchResize | None] = [None] * len(step.cameras)
+        self.make = RESIZES[step.resize]
+        self.plans: list[Resize | None] = [None] * len(step.cameras)
         self.sizes: list[tuple[int, ...]] = [()] * len(step.cameras)
 
     def run(self, observation: Mapping[str, Any], out: Array) -> None:

@@ -85,7 +85,7 @@ def test_tokens_state_and_actions_are_lerobots(case: Case, name: str) -> None:
 @BOTH
 def test_pixels_are_lerobots(case: Case) -> None:
     images = steps_of(case).prepare(observation(case, "pick")).inputs["images"]
-    rows = images.transpose(0, 3, 1, 2)[:, :, :: case.rows]
+    rows = images.transpose(0, 3, 1, 2)[:, :, :: case.rows] * 2 - 1  # as the vision stage does
     np.testing.assert_allclose(rows, load_file(case.path / "expected.safetensors")["pick.pixels"], rtol=0, atol=1e-6)
 
 
@@ -107,7 +107,7 @@ def test_lerobots_files_prove_everything(case: Case) -> None:
     facts = {fact.name: fact.value for fact in files.facts}
     assert "state_in_prompt" not in facts, "there is nothing to say"
     at = "centred" if case is PI0_CASE else "at the bottom right"
-    assert facts["pictures"] == f"torch_bilinear, {at}, border -1"
+    assert facts["pictures"] == f"torch_bilinear01, {at}, border 0"
     assert facts["text"] == "'{prompt}'; as given, ends with a newline"
     assert facts["normalisation"] == ["state lerobot_mean_std", "actions lerobot_mean_std"]
     empty = read_policy_files(
@@ -121,18 +121,18 @@ def test_lerobots_files_prove_everything(case: Case) -> None:
 def test_smolvla_pads_left_and_top_and_its_prompt_has_no_bos() -> None:
     policy = steps_of(SMOLVLA_CASE).policy
     images, tokens = policy.find(Images), policy.find(Tokens)
-    assert (images.resize, images.border, images.place) == ("torch_bilinear", -1.0, "end")
+    assert (images.resize, images.border, images.place) == ("torch_bilinear01", 0.0, "end")
     assert tokens.bos == -1 and tokens.pad == 2
     wide = np.full((16, 32, 3), 255, np.uint8)
     prepared = steps_of(SMOLVLA_CASE).prepare(observation(SMOLVLA_CASE, "pick") | {"top": wide})
-    assert (prepared.inputs["images"][0, :32] == -1).all() and (prepared.inputs["images"][0, 32:] == 1).all()
+    assert (prepared.inputs["images"][0, :32] == 0).all() and (prepared.inputs["images"][0, 32:] == 1).all()
 
 
 def test_smolvla_is_the_same_in_every_lerobot_and_pi0_is_not() -> None:
     files = read_policy_files(SMOLVLA_CASE.path / "checkpoint", SMOLVLA, PolicyOptions(origin="lerobot-0.4"))
     assert files.policy(SMOLVLA_CASE.sizes).prepare == steps_of(SMOLVLA_CASE).policy.prepare
     old = read_policy_files(PI0_CASE.path / "checkpoint", PI0, PolicyOptions(origin="lerobot-0.4"))
-    assert old.policy(PI0_CASE.sizes).find(Images).border == -3.0
+    assert old.policy(PI0_CASE.sizes).find(Images).border == -1.0
 
 
 def copied(case: Case, folder: Path, change: Callable[[Path], object]) -> Path:

@@ -66,7 +66,7 @@ def test_lerobot_tokens_and_actions(case: str) -> None:
 def test_lerobot_pixels() -> None:
     images = lerobot_steps("pick").prepare(observation("pick")).inputs["images"]
     assert images.shape == (2, 112, 112, 3) and images.dtype == np.float32
-    rows = images.transpose(0, 3, 1, 2)[:, :, ::8]
+    rows = images.transpose(0, 3, 1, 2)[:, :, ::8] * 2 - 1  # as the vision stage does
     np.testing.assert_allclose(rows, EXPECTED["pick.pixels"], rtol=0, atol=1e-6)
 
 
@@ -109,7 +109,7 @@ def test_lerobot_04_assumes_its_version_and_pads_the_state(tmp_path: Path) -> No
         ("origin", "lerobot-0.4", "--origin lerobot-0.4 or lerobot-0.6")
     ]
     policy = files.policy(SIZES)
-    assert policy.find(Images).border == -3.0 and policy.find(Prompt).state_numbers == 32
+    assert policy.find(Images).border == -1.0 and policy.find(Prompt).state_numbers == 32
     with pytest.raises(UsageError, match="--strict, and 1 values are assumed") as caught:
         read_policy_files(folder, PI05, PolicyOptions(strict=True))
     assert caught.value.code == "policy.assumed"

@@ -94,7 +94,7 @@ def not_projected(self: llama.CrossLayer, x: Tensor, tables: Tables, visible: Te
 
 def unscaled(self: smolvla.Vision, images: Tensor) -> Tensor:
     """Image tokens without sqrt(width)."""
-    tokens: Tensor = self.projector(self.tower(images).reshape(-1, self.projector.in_features))
+    tokens: Tensor = self.projector(self.tower(images * 2.0 - 1.0).reshape(-1, self.projector.in_features))
     return tokens
 
 
@@ -105,7 +105,7 @@ def columns_first(x: Tensor, edge: int) -> Tensor:
 
 def channels_first(self: smolvla.Vision, images: Tensor) -> Tensor:
     """Channels before patches, as torch's pixel_unshuffle has them."""
-    x = self.tower(images)
+    x = self.tower(images * 2.0 - 1.0)
     patches = self.projector.in_features // x.shape[-1]
     tokens: Tensor = self.projector(x.reshape(-1, patches, x.shape[-1]).transpose(1, 2).flatten(1))
     return tokens * math.sqrt(tokens.shape[1])

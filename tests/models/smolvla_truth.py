@@ -70,12 +70,12 @@ def lerobot(name: str) -> Case:
 
 
 def resized(frame: np.ndarray, edge: int) -> Tensor:
-    """Bilinear in floats, aspect kept, black above or on the left; f32 [edge, edge, 3] in [-1, 1]."""
+    """Bilinear in floats, aspect kept, black above or on the left; f32 [edge, edge, 3] in [0, 1]."""
     image = torch.from_numpy(frame.copy()).permute(2, 0, 1)[None] / 255.0
     ratio = max(image.shape[2] / edge, image.shape[3] / edge)
     height, width = int(image.shape[2] / ratio), int(image.shape[3] / ratio)
     image = F.interpolate(image, (height, width), mode="bilinear", align_corners=False)
-    return (F.pad(image, (edge - width, 0, edge - height, 0)) * 2.0 - 1.0)[0].permute(1, 2, 0)
+    return F.pad(image, (edge - width, 0, edge - height, 0))[0].permute(1, 2, 0)
 
 
 def step_errors(case: Case, model: smolvla.SmolVla | None = None) -> list[float]:

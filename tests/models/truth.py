@@ -154,11 +154,11 @@ def normalised(folder: Path, state: np.ndarray, width: int) -> Tensor:
 
 
 def resized(frame: np.ndarray, edge: int) -> Tensor:
-    """lerobot 0.6: bilinear without antialias in floats, aspect kept, black borders; f32 [edge, edge, 3] in [-1, 1]."""
+    """lerobot 0.6: bilinear without antialias in floats, aspect kept, black borders; f32 [edge, edge, 3] in [0, 1]."""
     image = torch.from_numpy(frame.copy()).permute(2, 0, 1)[None] / 255.0
     ratio = max(image.shape[2] / edge, image.shape[3] / edge)
     height, width = int(image.shape[2] / ratio), int(image.shape[3] / ratio)
     image = F.interpolate(image, (height, width), mode="bilinear", align_corners=False)
     top, left = (edge - height) // 2, (edge - width) // 2
     image = F.pad(image, (left, edge - width - left, top, edge - height - top))
-    return (image * 2.0 - 1.0)[0].permute(1, 2, 0)
+    return image[0].permute(1, 2, 0)

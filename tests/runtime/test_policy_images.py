@@ -12,7 +12,7 @@ from PIL import Image
 
 from frtc.errors import FrtcError
 from frtc.runtime.policy import Camera, Images
-from frtc.runtime.steps_image import ImageStep, PilResize, TorchResize
+from frtc.runtime.steps_image import ImageStep, PilResize, SignedTorchResize, TorchResize
 
 RNG = np.random.default_rng(5)
 SIZES = [(480, 640), (224, 224), (224, 300), (300, 224), (112, 112), (37, 224), (1080, 1920), (1, 1), (2, 3), (720, 96)]
@@ -61,8 +61,10 @@ def test_pil_bit_for_bit(height: int, width: int) -> None:
 @pytest.mark.parametrize(("height", "width"), SIZES[::3])
 def test_torch_to_rounding(height: int, width: int, border: float) -> None:
     image, out = picture(height, width), np.full((224, 224, 3), 99, np.float32)
-    TorchResize(height, width, 224, border, "base").run(image, out)
+    SignedTorchResize(height, width, 224, border, "base").run(image, out)
     np.testing.assert_allclose(out, torch_with_pad(image, 224, border), rtol=0, atol=1e-6)
+    TorchResize(height, width, 224, (border + 1) / 2, "base").run(image, out)
+    np.testing.assert_allclose(out * 2 - 1, torch_with_pad(image, 224, border), rtol=0, atol=1e-6)
 
 
 def test_the_two_rules_differ() -> None:
@@ -77,7 +79,7 @@ def run(camera: Camera, image: Any, resize: str = "pil_bilinear", size: int = 32
     return out[0]
 
 
-@pytest.mark.parametrize("resize", ["pil_bilinear", "torch_bilinear"])
+@pytest.mark.parametrize("resize", ["pil_bilinear", "torch_bilinear", "torch_bilinear01"])
 def test_every_declared_form_gives_the_same_input(resize: str) -> None:
     image = picture(40, 52)
     want = run(Camera("base", "x"), image, resize)
