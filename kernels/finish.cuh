@@ -9,9 +9,10 @@
 //   order  every block adds 1 to its panel's counter behind its stores (release); the one that completes gridDim.y sees
 //          them all (acquire) and reads them in L2. Blocks that `rows` sends home count in no panel; of the shares of
 //          split K only the one that stores counts. A counter is zero before and after
-//   rows   one warp a row, up to 4 rows of a warp at a time, as many on their way as fit: cp.async into the memory of the
-//          ring, which holds no L1 line. Statistics in fp32 in a fixed order, the variance from centred values
-//   moves  2 N bytes a row from L2 through one SM, and its arithmetic: 0.07 to 0.12 clocks an element. That is why tall
+//   rows   one warp a row, two rows of a warp at a time, as many on their way as fit: cp.async from L2 into the memory of
+//          the ring, past L1. Statistics in fp32 in a fixed order, the variance from centred values
+//   w, b   go to shared memory in every block while it waits for its count: in the last one they are then at hand
+//   moves  2 N bytes a row from L2 through one SM, and its arithmetic: about 0.1 clocks an element. That is why tall
 //          panels are left to launches of their own (smxx_finish_gemm.py)
 #pragma once
 
@@ -38,31 +39,44 @@ struct RowFinish {
     static constexpr bool NORMED = !kSame<NORM, NoNorm>, CENTERED = NORMED && NORM::KIND == Norm::layer;
     static constexpr bool SCALED = kSame<Y, e4m3>;
     static constexpr int VEC = 8, GROUPS = ceil_div(N, VEC), ROW_BYTES = GROUPS * 16;
+    static constexpr int W_BYTES = kPresent<W> ? GROUPS * VEC * sizeof(W) : 0;
+    static constexpr int B_BYTES = kPresent<B> ? GROUPS * VEC * sizeof(B) : 0;
     static_assert(sizeof(S) == 2 && (SCALED || !kPerRow), "16-bit rows; only e4m3 has scales");
 
     const S* s;
     const W* w;
     const B* b;
-    const float* inv;
     Y* y;
     float* scale;
     int rows, ld_s, ld_y, ld_scale;
-    float eps, offset;
+    float inv, eps, offset;
 
-    // `count` rows from row0 on, by the whole block. SMEM bytes of shared memory are free.
+    // Starts the copy of w and b, by the whole block, to where panel() finds them behind a wait and a barrier.
+    template <int THREADS>
+    __device__ __forceinline__ void prepare(u8* smem) const {
+        if constexpr (kPresent<W>) fetch<THREADS>(reinterpret_cast<W*>(smem), w, threadIdx.x);
+        if constexpr (kPresent<B>) fetch<THREADS>(reinterpret_cast<B*>(smem + W_BYTES), b, threadIdx.x);
+        cp_async_commit();
+    }
+
+    // `count` rows from row0 on, by the whole block, in its SMEM bytes of shared memory, which begin with w and b.
     template <int THREADS, int SMEM>
     __device__ __forceinline__ void panel(u8* smem, int row0, int count) const {
-        constexpr int WARPS = THREADS / 32, FIT = SMEM / WARPS / ROW_BYTES, R = FIT < 2 ? 1 : 2, SLOTS = FIT / R * R;
+        constexpr int WARPS = THREADS / 32, FIT = (SMEM - W_BYTES - B_BYTES) / WARPS / ROW_BYTES;
+        constexpr int R = FIT < 2 ? 1 : 2, SLOTS = FIT / R * R;
         static_assert(FIT > 0, "a warp has room for a row");
-        u8* const own = smem + threadIdx.x / 32 * (SLOTS * ROW_BYTES);
+        u8* const own = smem + W_BYTES + B_BYTES + threadIdx.x / 32 * (SLOTS * ROW_BYTES);
         for (int first = threadIdx.x / 32; first < count; first += WARPS * SLOTS) {
             const int mine = min(SLOTS, (count - first + WARPS - 1) / WARPS);
-            for (int i = 0; i < mine; ++i) fetch(own + i * ROW_BYTES, row0 + first + i * WARPS);
+            for (int i = 0; i < mine; ++i) {
+                const i64 row = row0 + first + i * WARPS;
+                fetch<32>(reinterpret_cast<S*>(own + i * ROW_BYTES), s + row * ld_s, lane());
+            }
             cp_async_commit();
             cp_async_wait<0>();
             __syncwarp();
             for (int i = 0; i < mine; i += R)
-                make<R, WARPS>(reinterpret_cast<const S*>(own + i * ROW_BYTES), row0 + first + i * WARPS, mine - i);
+                make<R, WARPS>(smem, reinterpret_cast<const S*>(own + i * ROW_BYTES), row0 + first + i * WARPS, mine - i);
             __syncwarp();  // all lanes have read what the next rows overwrite
         }
     }
@@ -73,40 +87,42 @@ private:
     // Elements from group g to the end of the row; a constant where every group is full.
     __device__ __forceinline__ static int left(int g) { return N % VEC == 0 ? VEC : N - g * VEC; }
 
-    // Starts the copy of a row; zeros behind its end.
-    __device__ __forceinline__ void fetch(u8* to, int row) const {
-        const S* const from = s + static_cast<i64>(row) * ld_s;
-        if (aligned<VEC>(from)) {
-            for (int g = lane(); g < GROUPS; g += 32)
-                cp_async_16(shared_address(to + g * 16), from + g * VEC, min(left(g), VEC) * 2);
+    // Starts the copy of N elements by THREADS threads; zeros behind their end. Past L1, as all that was just written.
+    template <int THREADS, typename T>
+    __device__ __forceinline__ static void fetch(T* to, const T* from, int thread) {
+        constexpr int STEP = kVec<T>;
+        if (aligned<STEP>(from)) {
+            for (int i = thread * STEP; i < GROUPS * VEC; i += THREADS * STEP)
+                cp_async_16(shared_address(to + i), i < N ? from + i : from, max(0, min(N - i, STEP)) * sizeof(T));
         } else {
-            for (int i = lane(); i < GROUPS * VEC; i += 32)
-                reinterpret_cast<S*>(to)[i] = i < N ? __ldcg(from + i) : from_f32<S>(0.0f);
+            for (int i = thread; i < GROUPS * VEC; i += THREADS) to[i] = i < N ? __ldcg(from + i) : from_f32<T>(0.0f);
         }
     }
 
     // y of R rows, STEP rows apart, that lie one behind the other in shared memory; the first `live` of them exist.
     template <int R, int STEP>
-    __device__ __forceinline__ void make(const S* at, int row, int live) const {
+    __device__ __forceinline__ void make(const u8* vectors, const S* at, int row, int live) const {
         float mean[R] = {}, unit[R], out[R];
         if constexpr (NORMED) {
             if constexpr (CENTERED) means(mean, at);
             deviations(unit, mean, at);
         }
 #pragma unroll
-        for (int r = 0; r < R; ++r) out[r] = SCALED && !kPerRow ? *inv : 1.0f;
+        for (int r = 0; r < R; ++r) out[r] = inv;
         if constexpr (kPerRow) {
             unsigned int top[R] = {};
-            each(at, mean, unit, [&](int g, int r, float(&v)[VEC]) {
+            each(vectors, at, mean, unit, [&](int g, int r, float(&v)[VEC]) {
 #pragma unroll
                 for (int j = 0; j < VEC; ++j) top[r] = max(top[r], j < left(g) ? magnitude(v[j]) : 0u);
             });
 #pragma unroll
             for (int r = 0; r < R; ++r) out[r] = of_row(top[r], row + r * STEP, r < live);
         }
-        each(at, mean, unit, [&](int g, int r, float(&v)[VEC]) {
+        each(vectors, at, mean, unit, [&](int g, int r, float(&v)[VEC]) {
+            if constexpr (SCALED) {
 #pragma unroll
-            for (int j = 0; j < VEC; ++j) v[j] *= out[r];
+                for (int j = 0; j < VEC; ++j) v[j] *= out[r];
+            }
             if (r < live) store_some<VEC>(y + static_cast<i64>(row + r * STEP) * ld_y + g * VEC, v, left(g));
         });
     }
@@ -160,12 +176,13 @@ private:
 
     // use(g, r, v) for this lane's groups of all rows: v is what y is before it is scaled.
     template <int R, typename USE>
-    __device__ __forceinline__ void each(const S* at, const float (&mean)[R], const float (&unit)[R], const USE& use) const {
+    __device__ __forceinline__ void each(const u8* vectors, const S* at, const float (&mean)[R], const float (&unit)[R],
+                                         const USE& use) const {
 #pragma unroll(2 / R)
         for (int g = lane(); g < GROUPS; g += 32) {
             float factor[VEC], shift[VEC];
-            if constexpr (kPresent<W>) load_some<VEC>(factor, w + g * VEC, left(g));
-            if constexpr (kPresent<B>) load_some<VEC>(shift, b + g * VEC, left(g));
+            if constexpr (kPresent<W>) load_f32(factor, reinterpret_cast<const W*>(vectors) + g * VEC);
+            if constexpr (kPresent<B>) load_f32(shift, reinterpret_cast<const B*>(vectors + W_BYTES) + g * VEC);
 #pragma unroll
             for (int r = 0; r < R; ++r) {
                 float v[VEC];

@@ -24,8 +24,8 @@ public:
                                         int ld_y, int ld_scale, i64 batch_s, i64 batch_y, i64 batch_scale, float eps,
                                         float offset, ARGUMENTS... of_epilogue)
         : epilogue(m, n, batch, of_epilogue...), arrived(arrived + gridDim.x * batch),
-          rows{s + batch * batch_s, w, b, inv, y + batch * batch_y, kPerRow ? scale + batch * batch_scale : nullptr,
-               m, ld_s, ld_y, ld_scale, eps, offset} {}
+          rows{s + batch * batch_s, w, b, y + batch * batch_y, kPerRow ? scale + batch * batch_scale : nullptr, m, ld_s,
+               ld_y, ld_scale, Rows::SCALED && !kPerRow ? *inv : 1.0f, eps, offset} {}
 
     __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN]) const {
 #if defined(FRTC_SABOTAGE_LATE_TILE) || defined(FRTC_SABOTAGE_EARLY_PANEL)
@@ -42,8 +42,10 @@ public:
         const u32 enough = gridDim.y;
 #endif
         __syncthreads();  // all stores of the block are made, and its shared memory is free
+        rows.template prepare<THREADS>(smem);
         const u32 count = threadIdx.x == 0 ? atomic_add_acq_rel(arrived + blockIdx.x, 1) + 1 : 0;
         if (count == gridDim.y) arrived[blockIdx.x] = 0;
+        cp_async_wait<0>();
         if (__syncthreads_or(count == enough)) rows.template panel<THREADS, SMEM>(smem, m0, min(BM, rows.rows - m0));
     }
 

@@ -153,8 +153,10 @@ def configs(site: Site, target: Target) -> list[Config]:
 
 
 def _fits(site: Site, tile: smxx_gemm.Tile) -> bool:
-    """Whether each warp has room for a row in the memory of the ring."""
-    return tile.smem // tile.warps >= -(-_rows(site).shape[-1] // 8) * 16
+    """Whether each warp has room for a row in the memory of the ring, beside the norm's vectors."""
+    width = -(-_rows(site).shape[-1] // 8) * 8
+    vectors = sum(width * DTYPES[v.dtype].itemsize for v in (_at(site, NORM_W), _at(site, NORM_B)) if v is not None)
+    return (tile.smem - vectors) // tile.warps >= width * DTYPES[_rows(site).dtype].itemsize
 
 
 def cost(site: Site, config: Config, target: Target) -> float:
