@@ -36,8 +36,8 @@ def _fuse(graph: Graph, implements: Implements) -> Graph:
     done: dict[Node, Node] = {}
 
     def visit(old: Node, new: Node) -> Node:
-        inner = [a for a in dict.fromkeys(old.operands) if a in fusible and _drawn_in(old, a, uses)]
-        if old in fusible and inner:
+        operands = dict.fromkeys(old.operands) if old in fusible else ()
+        if inner := [a for a in operands if a in fusible and _drawn_in(old, a, uses)]:
             fused = program(new, [done[a] for a in inner])
             if len(fused["expr"]) <= MAX_STEPS and implements(fused):
                 count("fuse_pointwise")
