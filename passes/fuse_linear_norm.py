@@ -4,7 +4,7 @@
 
 The linear's last block makes the norm, from the same rounded s. Other readers, such as the residual stream, take s.
 After fuse_epilogues and fuse_residual_norm: the linear then has its residual, no sum stands between it and the norm.
-Before limit_rows and before results are stored in FP8: those know linear_norm. A kernel accepts few rows only.
+Before results are stored in FP8, which this op can do as the norm could. A kernel accepts few rows only.
 """
 
 from __future__ import annotations
