@@ -5,23 +5,18 @@ Evidence decides no action and is no part of the plan_id; `frtc update` drops it
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from typing import Any
-
-import numpy as np
 
 import frtc
 from frtc.codegen.plan_evidence import change_evidence
 from frtc.compiler import Opened, source_of
 from frtc.device import about
 from frtc.policy import Policy
+from frtc.scales_key import weight_files, weights_digest
 from frtc.selftest import precision_of
 from frtc.verified import Verified
-
-WORKERS = 4  # SHA-256 of a few tensors at a time; each is read from the mapped file
 
 
 def record(policy: Policy, opened: Opened, found: Verified) -> str:
@@ -30,7 +25,7 @@ def record(policy: Policy, opened: Opened, found: Verified) -> str:
     Returns why the Plan was left as it is: "" where it was not.
     """
     against = {"checkpoint": opened.checkpoint.path.name, "headers": source_of(opened)["headers"]}
-    against["weights"] = weights_digest(opened)
+    against["weights"] = weights_digest(weight_files(opened))
     device = about(policy)["name"]
 
     def change(evidence: dict[str, Any]) -> dict[str, Any]:
@@ -63,16 +58,3 @@ def _verified(policy: Policy, found: Verified, against: Mapping[str, Any], devic
 def _weights(verified: Mapping[str, Any]) -> Any:
     against = verified.get("against")
     return against.get("weights") if isinstance(against, Mapping) else None
-
-
-def weights_digest(opened: Opened) -> str:
-    """Of every byte of every tensor that the model reads, a merged adapter included, with its name, type and shape."""
-
-    def digest(parameter: str) -> bytes:
-        value = opened.read(parameter)
-        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
-        head = f"{parameter} {value.dtype} {list(value.shape)} {hashlib.sha256(data).hexdigest()}"
-        return hashlib.sha256(head.encode()).digest()
-
-    with ThreadPoolExecutor(WORKERS) as pool:
-        return hashlib.sha256(b"".join(pool.map(digest, sorted(opened.keys)))).hexdigest()

@@ -11,8 +11,18 @@ from typing import Any
 import numpy as np
 
 from frtc.errors import CheckFailed
+from frtc.runtime.plan import Program
+from frtc.selftest import precision_of
 
 Array = np.ndarray[Any, Any]
+VELOCITIES = {"f32": 1e-4, "bf16": 2e-2, "w8a16": 6e-2, "fp8": 6e-2}  # bars, by precision; docs/numerics.md
+RESULTS = {**VELOCITIES, "w8a16": 1.5e-1, "fp8": 2e-1}  # of other results, and of a whole inference
+
+
+def bars_of(program: Program) -> tuple[float, float]:
+    """(of what a denoise step changes, of any other result), against the model in fp32."""
+    precision = precision_of(program)
+    return VELOCITIES[precision], RESULTS[precision]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,14 +28,15 @@ from frtc.passes.limit_rows import returned_rows
 from frtc.passes.pipeline import Options, run_passes
 from frtc.passes.row_needs import Rows
 from frtc.policy import Policy
+from frtc.precision import ActivationScales, parameters
 from frtc.probe import read
 from frtc.recorded import kept_tokenizer, recorded_options, results_in
 from frtc.results import counters
 from frtc.runtime.plan import unrolled
 from frtc.runtime.plan_file import Plan
 from frtc.runtime.policy_steps import Prepared
-from frtc.selftest import bars_of, ref_of, relative_error
-from frtc.verified import Difference, Sample, Verified
+from frtc.selftest import ref_of, relative_error
+from frtc.verified import Difference, Sample, Verified, bars_of
 
 Array = np.ndarray[Any, Any]
 Weights = Callable[[str], Array]
@@ -49,8 +50,8 @@ class Reference:
     options: CompileOptions
     module: Module
 
-    def weights(self, module: Module, mode: str) -> Weights:
-        expressions, values = dict(module.weights.outputs), self.opened.read
+    def weights(self, module: Module, mode: str, scales: ActivationScales | None = None) -> Weights:
+        expressions, values = dict(module.weights.outputs), parameters(self.opened.read, scales)
 
         def weight(name: str) -> Array:
             value = run(Graph("weight", (), (("out", expressions[name]),)), {}, values, "exact")["out"]

@@ -34,7 +34,7 @@ def run(
     values: dict[Node, Any] = {}
     remaining = graph.users()
     for node in graph.nodes:
-        values[node] = _evaluate(node, values, inputs, weights, mode)
+        values[node] = evaluate(node, values, inputs, weights, mode)
         for a in node.operands:
             remaining[a] -= 1
             if not remaining[a]:
@@ -93,9 +93,10 @@ def stored(values: Array, type: Type, mode: str) -> Array:
     return values.astype(np.float32 if narrow else np.float64, copy=False)
 
 
-def _evaluate(
+def evaluate(
     node: Node, values: Mapping[Node, Any], inputs: Mapping[str, Array], weights: Lookup | None, mode: str
 ) -> Any:
+    """The value of one node, or the tuple of its values, from those of its operands."""
     if node.op in ("input", "state"):
         return stored(_checked(np.asarray(inputs[node["name"]]), node), node.t, mode)
     if node.op in ("weight", "tensor"):

@@ -29,6 +29,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_adapter_option(parser)
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N, or cpu: the emulator")
     parser.add_argument("--bisect", action="store_true", help="name the first call that departs, instead of the check")
+    parser.add_argument("--scales", type=Path, metavar="FILE", help="with --bisect and CHECKPOINT: activation scales "
+                        "of `frtc calibrate`; default: those that the Plan's evidence names")  # fmt: skip
     parser.add_argument("--record", action=argparse.BooleanOptionalAction, default=True,
                         help="keep what passed against CHECKPOINT in the Plan's evidence (default)")  # fmt: skip
     given = parser.add_argument_group(
@@ -45,6 +47,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     ordinal, progress = ordinal_of(args.device), Progress()
+    if args.scales and not (args.bisect and args.checkpoint):
+        what = "--scales are for --bisect against a checkpoint"
+        raise UsageError("verify.scales", what, hint="every other comparison needs none")
     if args.bisect and args.checkpoint is None and ordinal is None:
         what = "--bisect on the CPU compares the emulator with a checkpoint, and none is given"
         raise UsageError("verify.bisect", what, hint="pass the checkpoint, or run on a GPU")
@@ -133,10 +138,12 @@ def _bisect(args: argparse.Namespace, policy: Policy, ordinal: int | None, progr
         opinion, second = Emulated(policy.plan, inputs), "the emulator"
     else:
         from frtc.bisect_checkpoint import Interpreted
+        from frtc.scales_file import read_scales
         from frtc.verify import reference_of
 
+        scales = read_scales(args.scales) if args.scales else None
         reference = reference_of(policy.plan, args.checkpoint, progress, args.adapter)
-        opinion = Interpreted(policy.plan, reference, inputs, progress)
+        opinion = Interpreted(policy.plan, reference, inputs, progress, scales)
         second = f"the interpreter on {args.checkpoint}"
     found = first_departure(policy.plan, ordinal, inputs, opinion, progress)
     return _bisected(found, second)
