@@ -8,7 +8,7 @@ The weights are read from the Plan, so that what differs is how it computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from bench.full_model import ARCH, Shape, checkpoint, options, scales_of
+from frtc.codegen.weights import Array, Lookup
 from frtc.compiler import open_model, optimise, target_named
 from frtc.kernels.dtypes import DTYPES
 from frtc.lowering.ir import Graph, Module, Repeat, Run, Type, fresh_nodes, tensor
@@ -25,8 +26,6 @@ from frtc.torch_run import TorchRun
 
 if TYPE_CHECKING:
     from bench.gpu_model import Reference
-
-Array = np.ndarray[Any, Any]
 
 
 class Yardstick:
@@ -39,16 +38,16 @@ class Yardstick:
         self.module = made.module
 
     def errors(self, plan: Plan, references: Sequence[Reference], device: str) -> list[list[float]]:
-        running = TorchRun(*stored(self.module, plan), device)
-        running.constants.evaluate()
-        found = [velocity_errors(running, reference) for reference in references]
-        del running
+        rounds = Rounds(*stored(self.module, plan), device)
+        rounds.running.constants.evaluate()
+        found = [rounds.errors(reference) for reference in references]
+        del rounds
         if device == "cuda":
             torch.cuda.empty_cache()
         return found
 
 
-def stored(module: Module, plan: Plan) -> tuple[Module, Any]:
+def stored(module: Module, plan: Plan) -> tuple[Module, Lookup]:
     """The module with weights that a lookup reads from the Plan."""
     entries = {entry.name: entry for entry in plan.program.weights}
     leaves = {name: tensor(name, Type(entry.dtype, entry.shape)) for name, entry in entries.items()}
@@ -64,15 +63,22 @@ def stored(module: Module, plan: Plan) -> tuple[Module, Any]:
     return replace(module, weights=weights), lookup
 
 
-def velocity_errors(running: TorchRun, reference: Reference) -> list[float]:
-    """Every round from the reference's x_k, behind one whole inference."""
-    (loop,) = (step for step in running.module.schedule if isinstance(step, Repeat))
-    before: Mapping[str, Any] = running(reference.inputs)
-    errors = []
-    for k, x in enumerate(reference.xs[:-1]):
-        values = {**before, loop.index: np.array(k, np.int32), reference.carried: x}
-        for step in loop.body:
-            assert isinstance(step, Run)
-            values |= running.program(running.module.graph(step.program), values, k)
-        errors.append(reference.error(k, values[reference.carried].float().cpu().numpy()))
-    return errors
+class Rounds:
+    """A module in PyTorch whose loop is entered where a reference stood."""
+
+    def __init__(self, module: Module, tensors: Lookup, device: str) -> None:
+        at, loop = next((i, step) for i, step in enumerate(module.schedule) if isinstance(step, Repeat))
+        self.loop, self.programs = loop, [module.graph(step.program) for step in loop.body if isinstance(step, Run)]
+        self.running = TorchRun(replace(module, schedule=module.schedule[:at], outputs=()), tensors, device)
+
+    def errors(self, reference: Reference, rounds: Sequence[int] = ()) -> list[float]:
+        """Of the velocities of these rounds (all, where none are named), each from the reference's x_k."""
+        before = self.running(reference.inputs)
+        found = []
+        for k in rounds or range(len(reference.xs) - 1):
+            values: dict[str, Any] = {**before, self.loop.index: np.array(k, np.int32)}
+            values[reference.carried] = reference.xs[k]
+            for program in self.programs:
+                values |= self.running.program(program, values, k)
+            found.append(reference.error(k, values[reference.carried].float().cpu().numpy()))
+        return found

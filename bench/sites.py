@@ -1,6 +1,7 @@
 """The distinct kernel sites of a policy at full size, from its compiled programs: no checkpoint, no weights, no GPU.
 
-    PYTHONPATH=. python3 -m bench.sites --policy pi0 [--views 2] [--prompt 48] [--horizon 50]    a table with estimates
+    PYTHONPATH=. python3 -m bench.sites --policy pi0 [--precision fp8] [--views 2] [--prompt 48] [--horizon 50]
+                                                          a table with estimates
     PYTHONPATH=. python3 -m bench.sites --write           tests/kernels/sites.json, which the kernel tests run
 
 The table is made with few layers, because all layers of a stack have the same sites.
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bench.full_model import Shape, model_of
+from bench.full_model import PRECISIONS, ROWS, STATIC, Shape, model_of
 from frtc.codegen.emit import Emitter
 from frtc.codegen.fusible import implements
 from frtc.codegen.placement import place_module
@@ -26,9 +27,10 @@ from frtc.codegen.places import Place, new_place
 from frtc.compiler import target_named
 from frtc.kernels.catalog import CATALOG, describe, label
 from frtc.kernels.spec import Operand, Site
-from frtc.lowering.ir import Node, Repeat, Run, fresh_nodes
+from frtc.lowering.ir import Module, Node, Repeat, Run, fresh_nodes
 from frtc.models import load_models
 from frtc.passes.pipeline import Options, run_passes
+from frtc.passes.precision import Precision
 from frtc.passes.standard import pipeline
 from frtc.runtime.plan import WEIGHTS
 from frtc.trace import trace
@@ -62,15 +64,24 @@ def shallow(config: Any, layers: int) -> Any:
     return replace(config, **fewer, **per_layer)
 
 
-@fresh_nodes()
-def uses(shape: Shape, arch: str = "hopper", layers: int = LAYERS) -> list[Use]:
-    """Traced on the meta device and run through all passes and codegen, up to the choice of kernels."""
+def precision_of(shape: Shape) -> Precision:
+    return Precision("fp8" if shape.precision == ROWS else shape.precision, static=shape.precision == STATIC)
+
+
+def optimised(shape: Shape, arch: str = "hopper", layers: int = LAYERS) -> Module:
+    """Traced on the meta device and run through all passes."""
     model, target = model_of(shape.policy), target_named(arch)
     assert model.synthetic is not None
-    config = shallow(model.synthetic.sizes["full"](), layers)
+    config = shallow(model.synthetic.sizes[shape.size](), layers)
     config = replace(config, views=shape.views, prompt=shape.prompt, horizon=shape.horizon)
     module = trace(model.name, model.stages(config, torch.bfloat16, False), model.schedule(config))
-    module, _ = run_passes(module, pipeline(implements(target)), Options(check=0))
+    return run_passes(module, pipeline(implements(target), precision_of(shape)), Options(check=0))[0]
+
+
+@fresh_nodes()
+def uses(shape: Shape, arch: str = "hopper", layers: int = LAYERS) -> list[Use]:
+    """Of the optimised module, run through codegen up to the choice of kernels."""
+    module, target = optimised(shape, arch, layers), target_named(arch)
     loops = {s.body[0].program: s for s in module.schedule if isinstance(s, Repeat) and isinstance(s.body[0], Run)}
     placement, places = place_module(module), dict[str, Place]()
 
@@ -146,13 +157,15 @@ def main() -> int:
     parser.add_argument("--policy", default="pi05", choices=list(load_models()))
     for name, default in (("views", 2), ("prompt", 48), ("horizon", 50)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--precision", default="bf16", choices=PRECISIONS)
     parser.add_argument("--arch", default="hopper")
     parser.add_argument("--write", action="store_true", help=f"write {TABLE.name} for all policies instead")
     arguments = parser.parse_args()
     if arguments.write:
         TABLE.write_text(table())
     else:
-        shape = Shape(arguments.policy, arguments.views, arguments.prompt, arguments.horizon)
+        sizes = (arguments.views, arguments.prompt, arguments.horizon)
+        shape = Shape(arguments.policy, *sizes, precision=arguments.precision)
         show(shape, arguments.arch)
     return 0
 
