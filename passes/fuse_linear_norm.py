@@ -14,7 +14,7 @@ from functools import partial
 from frtc.lowering.ir import Graph, Module, Node, item, make
 from frtc.lowering.ops import OPS, linear_norm
 from frtc.passes.norm_readers import KINDS, in_order, norms_of
-from frtc.passes.rewrite import Implements, Pass, record
+from frtc.passes.rewrite import Implements, Pass, count
 
 NORM_VECTORS = 2  # norm_w and norm_b; an RMS norm has the first alone
 
@@ -39,10 +39,9 @@ def _fuse(graph: Graph, implements: Implements) -> Graph:
             if implements(both):
                 fused[old] = both
                 new = item(both, 0)
+                count("fuse_linear_norm")
         elif old.args and old.args[0] in fused and norms[old.args[0]] is old:
-            both = fused[old.args[0]]
-            record("fuse_linear_norm", old, both)
-            new = item(both, 1)
+            new = item(fused[old.args[0]], 1)
         done[old] = new
     return graph.replace(done)
 
