@@ -234,9 +234,9 @@ def resolved(options: CompileOptions, target: Target) -> Asked:
     return asked
 
 
-def require_used(scales: ActivationScales | None, asked: Asked) -> None:
+def require_used(given: bool, asked: Asked) -> None:
     """Activation scales mean nothing to a Plan whose activations have 16 bits."""
-    if scales is not None and "fp8" not in (asked.kind, *(kind for _, kind in asked.stages)):
+    if given and "fp8" not in (asked.kind, *(kind for _, kind in asked.stages)):
         hint = "--precision fp8 uses them"
         raise UsageError("option.scales", f"precision {asked.kind} has no activation scales", hint=hint)
 
@@ -261,7 +261,7 @@ def compile(
     options, settings, out = options or CompileOptions(), settings or Options.from_environment(), Path(out)
     target, clock = target_named(arch), _Clock()
     asked = resolved(options, target)
-    require_used(scales, asked)
+    require_used(scales is not None, asked)
     options = replace(options, precision=asked.kind)
     families = families_for(target, options.family)
     require_folder(out)

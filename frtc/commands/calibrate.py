@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from frtc.calibrate import Calibration, Wishes, calibration
+from frtc.calibrate import Calibration, calibration
 from frtc.compiler import CompileOptions, require_python
 from frtc.console import Progress, Result, table
+from frtc.data_options import add_data_options, wishes
 from frtc.errors import UsageError
-from frtc.options import add_policy_options, choices, count, number, policy_options
+from frtc.options import add_policy_options, choices, policy_options
 from frtc.policy_options import PolicyOptions
 from frtc.recalibrate import replace_scales
-from frtc.scales import HEADROOM, METHODS, Scales
+from frtc.scales import Scales
 from frtc.scales_file import read_scales, require_place, write_scales
 from frtc.update import Chosen
 
@@ -26,20 +27,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: CHECKPOINT.scales, here")
     parser.add_argument("--into", type=Path, metavar="PLAN", help="replace the scales in a Plan of this checkpoint; "
                         "its options count")  # fmt: skip
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs; "
-                        "auto: a GPU if torch sees one")  # fmt: skip
-    given = parser.add_argument_group("observations")
-    given.add_argument("--data", type=Path, metavar="DATA", help="LeRobot dataset's folder, or .npz")
-    given.add_argument("--samples", type=count, default=8, metavar="N", help="observations, spread over the data")
-    given.add_argument("--seed", type=count, metavar="N", help="other observations, other noise")
-    given.add_argument("--data-camera", action="append", default=[], metavar="ROLE=KEY",
-                       help="which of the data's cameras is which; once per camera")  # fmt: skip
-    given.add_argument("--allow-synthetic", action="store_true", help="accept constant or random observations; the "
-                       "Plan says so")  # fmt: skip
-    given.add_argument("--scales", type=Path, metavar="FILE", help="with --into: these, and no data")
-    how = parser.add_argument_group("scales")
-    how.add_argument("--method", choices=METHODS, default="absmax", help="what of the histogram is stored as 448")
-    how.add_argument("--headroom", type=number(1, 16), default=HEADROOM, metavar="FACTOR", help="of absmax")
+    parser.add_argument("--scales", type=Path, metavar="FILE", help="with --into: these, and no data")
+    add_data_options(parser)
     add_policy_options(parser)
 
 
@@ -59,7 +48,7 @@ def _file(args: argparse.Namespace, progress: Progress) -> Result:
     out = args.output or Path(f"{args.checkpoint.resolve().name}.scales")
     require_place(out)
     chosen = CompileOptions(policy_options(args), **choices(args))
-    found = calibration(args.checkpoint, args.data, chosen, _wishes(args), progress)
+    found = calibration(args.checkpoint, args.data, chosen, wishes(args), progress)
     write_scales(out, found.scales)
     return Result(_text(out, found), _data(out, found))
 
@@ -76,23 +65,8 @@ def _into(args: argparse.Namespace, progress: Progress) -> Result:
         raise UsageError("calibrate.options", "--into writes the Plan, and no file of scales", hint="leave -o out")
     scales = read_scales(args.scales) if args.scales else None
     chosen = Chosen(args.adapter, said.tokenizer, said.asset)
-    found = replace_scales(args.into, args.checkpoint, args.data, scales, chosen, _wishes(args), progress)
+    found = replace_scales(args.into, args.checkpoint, args.data, scales, chosen, wishes(args), progress)
     return Result(str(found), found.to_json())
-
-
-def _wishes(args: argparse.Namespace) -> Wishes:
-    cameras = tuple(map(_pair, args.data_camera))
-    return Wishes(
-        args.samples, args.seed or 0, args.method, args.headroom, cameras, args.allow_synthetic, args.device
-    )  # fmt: skip
-
-
-def _pair(text: str) -> tuple[str, str]:
-    role, equals, key = text.partition("=")
-    if not (role and equals and key):
-        rows = [("for example", "base=observation.images.top")]
-        raise UsageError("dataset.cameras", f"--data-camera {text} is not ROLE=KEY", rows)
-    return role, key
 
 
 def _data(out: Path, found: Calibration) -> dict[str, Any]:

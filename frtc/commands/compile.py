@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from frtc.calibrate import calibration
 from frtc.compiler import (
     FAMILY_NAMES,
     CompileOptions,
@@ -12,12 +13,17 @@ from frtc.compiler import (
     open_model,
     optimise,
     require_python,
+    require_used,
+    resolved,
     target_named,
 )
 from frtc.console import Progress, Result
+from frtc.data_options import add_data_options, wishes
 from frtc.debug_options import add_debug_options, settings_of
+from frtc.errors import UsageError
 from frtc.options import add_policy_options, choices, policy_options
 from frtc.precision import read_precision
+from frtc.scales import Scales
 from frtc.scales_file import read_scales
 
 
@@ -32,6 +38,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", choices=FAMILY_NAMES, default="baseline",
                         help="native: the GPU's own instructions, where kernels for them exist")  # fmt: skip
     parser.add_argument("--no-self-test", action="store_true", help="leave the self-test's vectors out")
+    add_data_options(parser)
     add_policy_options(parser)
     add_debug_options(parser)
 
@@ -49,8 +56,20 @@ def run(args: argparse.Namespace) -> Result:
             optimise(open_model(args.checkpoint, chosen), target, chosen, settings, progress)
             return Result(f"stopped after pass {settings.stop}: no Plan was written", {"stopped": settings.stop})
         out = args.output or Path(f"{args.checkpoint.resolve().name}-{target.name}.plan")
-        scales = read_scales(args.scales) if args.scales else None
+        scales = _scales(args, chosen, progress)
         report = compile(args.checkpoint, target.name, out, chosen, settings, progress, scales)
     finally:
         progress.close()
     return Result(str(report), report.to_json())
+
+
+def _scales(args: argparse.Namespace, chosen: CompileOptions, progress: Progress) -> Scales | None:
+    """From the file, or found on the way; what would not use them is refused before the model runs."""
+    if args.scales is not None and args.data is not None:
+        raise UsageError("calibrate.source", "--scales and --data: one of them", hint="--scales FILE, or --data DATA")
+    if args.scales is not None:
+        return read_scales(args.scales)
+    if args.data is None:
+        return None
+    require_used(True, resolved(chosen, target_named(args.arch)))
+    return calibration(args.checkpoint, args.data, chosen, wishes(args), progress).scales
