@@ -27,6 +27,7 @@ from frtc.passes.name_weights import name_weights
 from frtc.passes.pipeline import Options, run_passes
 from frtc.passes.standard import FRONT, pipeline
 from frtc.runtime.policy_steps import PolicySteps
+from frtc.torch_products import fp8_product, times_transposed
 from frtc.torch_run import TorchRun, device_named
 from frtc.torch_tensors import from_array, to_array
 from tests.lowering.every_op import EXAMPLES, graph_of, leaf
@@ -147,6 +148,17 @@ def test_fp8_operands_and_results(name: str) -> None:
     for found, expected in both(graph, inputs, weights.__getitem__):
         bar = 1e-2 if expected.dtype == DTYPES["e4m3"].numpy else ONE_NODE  # a flipped rounding of e4m3 is 6e-2 of it
         assert error_of(found, expected) <= bar
+
+
+@pytest.mark.parametrize("sizes", [(5, 24, 40), (16, 32, 48), (1, 16, 16), (3, 7, 1)])
+def test_torchs_own_product_of_fp8_is_the_one_in_fp32(sizes: tuple[int, int, int]) -> None:
+    """What a GPU uses, here on the CPU; sizes that it takes and others."""
+    m, k, n = sizes
+    x, w = (torch.randn(*shape, generator=torch.Generator().manual_seed(k)) for shape in ((m, k), (n, k)))
+    x, w = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
+    found, expected = fp8_product(x, w), times_transposed(x, w)
+    assert found.shape == (m, n) and found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
 
 
 def test_e4m3_saturates_and_keeps_nan() -> None:
