@@ -20,7 +20,7 @@ FINITE = 0x7F80 >> 3  # bins of finite magnitudes; the bits of a bf16 without si
 BINS = 1 << 12  # with those of infinity and NaN
 LARGEST = 448.0  # of e4m3
 SMALLEST = 1e-30  # the maximum of a site of zeros, so that its scale is a number
-BULK = 99.9  # percent of the values that are not zero, from the smallest on
+BULKS = (99.9, 99.0, 90.0)  # percent of the values that are not zero, from the smallest on
 STEP, BELOW, ABOVE = 8, 10, 1  # candidates of the best scale: steps an octave, octaves around that of the maximum
 
 
@@ -97,16 +97,18 @@ class Histogram:
         return best
 
     def sqnr(self, scale: float) -> float:
-        """dB of signal over what storing as e4m3 adds: of all values, or of the bulk, whichever is less.
+        """dB of signal over what storing as e4m3 adds: of all values, or of a bulk of them, whichever is least.
 
-        A site that never held anything but zeros proves nothing: minus infinity.
+        Giants alone look well stored while the rest of the values is lost: a few elements, or a channel of hundred. A
+        site that never held anything but zeros proves nothing: minus infinity.
         """
         if self.absmax == 0:
             return -np.inf
         values, weights = self._values()
-        bulk = np.cumsum(weights) <= BULK / 100 * weights.sum()
-        parts = ((values, weights), (values[bulk], weights[bulk]))
-        return min(_decibels(v, w, scale) for v, w in parts if v.size)
+        below, error = np.cumsum(weights), (stored(values, scale) - values) ** 2
+        parts = [below <= percent / 100 * below[-1] for percent in BULKS]
+        whole = np.ones(values.shape, np.bool_)
+        return min(_decibels(values[p], error[p], weights[p]) for p in (whole, *parts) if p.any())
 
     def _values(self) -> tuple[Array, Array]:
         """Representative magnitudes f64 [n], rising, none beyond the maximum, and how many values each stands for.
@@ -133,6 +135,6 @@ def _noise(values: Array, weights: Array, scale: float) -> float:
     return float(weights @ (stored(values, scale) - values) ** 2)
 
 
-def _decibels(values: Array, weights: Array, scale: float) -> float:
-    signal, noise = float(weights @ values**2), _noise(values, weights, scale)
+def _decibels(values: Array, error: Array, weights: Array) -> float:
+    signal, noise = float(weights @ values**2), float(weights @ error)
     return 10 * float(np.log10(signal / noise)) if noise else np.inf

@@ -5,6 +5,7 @@ Imports torch: only the compile side loads this file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,7 @@ def specified(y: Tensor, rows: Tensor | None) -> Tensor:
     if rows is None:
         return y
     known = torch.arange(y.shape[-2], device=y.device)[:, None] < rows
-    return torch.where(known, y, scalar(float("nan"), y.dtype, y.device))
+    return torch.where(known, y, scalar(math.nan, y.dtype, y.device))
 
 
 def _sums(x: Tensor, w: Tensor, b: Tensor | None, alpha: Tensor | None, x_scale: Tensor | None) -> Tensor:
@@ -164,7 +165,7 @@ def attention(
         seen = masks if seen is None else masks & seen
     scores = (grouped @ keys.transpose(-1, -2)) * scale
     if seen is not None:
-        scores = torch.where(seen, scores, scalar(float("-inf"), scores.dtype, scores.device))
+        scores = torch.where(seen, scores, scalar(-math.inf, scores.dtype, scores.device))
         values = torch.where(seen.any(-2)[..., None], values, scalar(0.0, values.dtype, values.device))
     top = scores.amax(-1, keepdim=True)
     powers = torch.exp(scores - torch.where(top.isfinite(), top, torch.zeros_like(top)))

@@ -82,7 +82,7 @@ def together(*operands: Tensor | Number) -> list[Tensor]:
     ]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096, typed=True)  # 1, 1.0 and True are three
 def scalar(value: Number, dtype: torch.dtype | None, device: torch.device) -> Tensor:
     """A number on the device; kept, so that it is sent there once."""
     return torch.tensor(value, dtype=dtype, device=device)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from torch.utils._pytree import tree_leaves
 
 from frtc import compiler, observation
@@ -185,6 +186,28 @@ def test_synthetic_observations(made: Made, tmp_path: Path, capsys: pytest.Captu
     assert said.code == 0 and "not a robot's observations" in said.out
     found = read_scales(tmp_path / "o")
     assert found.synthetic and found.about()["synthetic"] == list(found.synthetic)
+
+
+def test_a_site_that_fp8_cannot_hold_stays_in_16_bits(made: Made, tmp_path: Path) -> None:
+    """A channel of giants at one site: that site falls back, by its name and number; all others stay as they were."""
+    planted = tmp_path / "planted"
+    shutil.copytree(made.checkpoint, planted)
+    tensors = load_file(planted / SINGLE)
+    (up,) = (n for n in tensors if "language_model" in n and n.endswith("layers.1.mlp.up_proj.weight"))
+    tensors[up][0] *= 1e6
+    tensors[up.replace("up_proj", "down_proj")][:, 0] = 0  # what it makes goes nowhere else
+    save_file(tensors, planted / SINGLE)
+    scales = calibrate(planted, made.data, None, Wishes(samples=2))
+    (site,) = scales.fallen()
+    assert site == "prefix.layers.1.mlp.down.weight" and scales.sqnr(site) < 10
+    report = compile(planted, "hopper", tmp_path / "o.plan", STATIC, scales=scales)
+    notes = {note.site: (note.kind, note.reason) for note in report.precision.notes}
+    assert notes.pop(site) == ("bf16", scales.fallen()[site])
+    whole = compile(made.checkpoint, "hopper", tmp_path / "p.plan", STATIC, scales=read_scales(made.scales))
+    assert notes == {n.site: (n.kind, n.reason) for n in whole.precision.notes if n.site != site}
+    assert list(open_plan(tmp_path / "o.plan").evidence["calibration"]["fallen"]) == [site]
+    fault = refused("scales.fallen", replace_scales, made.plan, planted, scales=scales)
+    assert [label for label, _ in fault.rows] == [site]
 
 
 def test_two_fine_tunes_that_differ_in_one_weight(made: Made, tmp_path: Path) -> None:
