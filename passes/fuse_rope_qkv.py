@@ -2,9 +2,11 @@
 
     q = rope(view(y, q part)); k = rope(view(y, k part)); v = view(y, v part)  -> (q, k, v) = rope_qkv(y)
                                k = rope(view(y, k part)); v = view(y, v part)  -> (_, k, v) = rope_qkv(y, heads=0)
+    q = rope(view(y))                                                          -> (q, _, _) = rope_qkv(y, kv_heads=0)
 
 After layout: whatever spelling the model used, the parts are views of y with known strides. k and v can then be written
-straight into the KV cache. Without queries: a last layer of which only keys and values are read.
+straight into the KV cache. Without queries: a last layer of which only keys and values are read. Without keys: queries
+of what is attended to elsewhere.
 """
 
 from __future__ import annotations
@@ -74,35 +76,39 @@ def _fuse(graph: Graph, implements: Implements) -> Graph:
 
 def _match(
     y: Node, readers: dict[Node, list[Node]], roots: set[Node]
-) -> tuple[Node, tuple[Node | None, Node, Node]] | None:
-    """The fused node, and the q (or None), k and v it replaces, if all that reads `y` is rotations and one move."""
+) -> tuple[Node, tuple[Node | None, Node | None, Node | None]] | None:
+    """The fused node and the q, k and v that it replaces, if all that reads `y` is rotations, and one move behind."""
     views = readers.get(y, [])
-    if len(views) not in (2, 3) or y in roots or any(v.op != "view" for v in views):
+    if len(views) not in (1, 2, 3) or y in roots or any(v.op != "view" for v in views):
         return None
-    parts = [(_Heads.of(v, y), v) for v in views]
-    if any(h is None for h, _ in parts):
+    found = [(_Heads.of(v, y), v) for v in views]
+    parts = sorted(((h, v) for h, v in found if h is not None), key=lambda part: part[0].first)
+    if len(parts) < len(views) or not _follow([h for h, _ in parts], y.shape[1]):
         return None
-    *ordered, (v, moved) = sorted(((h, v) for h, v in parts if h is not None), key=lambda part: part[0].first)
-    k, heads = ordered[-1][0], sum(q.heads for q, _ in ordered[:-1])
-    contiguous = ordered[0][0].first == 0 and k.first == heads * k.size and v.first == k.first + k.heads * k.size
-    sizes = {part.size for part, _ in ordered}
-    if not contiguous or k != _Heads(v.heads, v.size, k.first) or len(sizes) > 1:
-        return None
-    if (heads + 2 * k.heads) * k.size != y.shape[1]:
-        return None
-    ropes = [_rotation(view, readers, roots) for _, view in ordered]
+    (*others, last), moved = [h.heads for h, _ in parts], parts[-1][1]
+    if others and others[-1] != last:
+        return None  # as many keys as values
+    ropes = [_rotation(view, readers, roots) for _, view in parts[: max(1, len(others))]]
     turned = [r for r in ropes if r is not None]
     same = {(r.args[1:], r.attrs, r.dtype) for r in turned}
     if len(turned) < len(ropes) or len(same) > 1 or turned[0].dtype != y.dtype:
         return None
-    cos, sin = (_rows(a, y.shape[0], k.size // 2) for a in turned[0].args[1:])
+    cos, sin = (_rows(a, y.shape[0], parts[0][0].size // 2) for a in turned[0].args[1:])
     if cos is None or sin is None:
         return None
-    rk = turned[-1]
+    heads, kv_heads = 0 if len(parts) == 2 else parts[0][0].heads, last if others else 0
     fused: Node = rope_qkv(
-        y, cos, sin, heads=heads, kv_heads=k.heads, pairing=rk["pairing"], dtype=rk.dtype, loc=turned[0].loc
+        y, cos, sin, heads=heads, kv_heads=kv_heads, pairing=turned[0]["pairing"], dtype=y.dtype, loc=turned[0].loc
     )
-    return fused, (turned[0] if heads else None, rk, moved)
+    return fused, (turned[0] if heads else None, *((turned[-1], moved) if others else (None, None)))
+
+
+def _follow(parts: list[_Heads], width: int) -> bool:
+    """Heads of one size, one behind the other, that fill a row."""
+    size, starts = parts[0].size, [0]
+    for part in parts:
+        starts.append(starts[-1] + part.heads * size)
+    return all(p.size == size and p.first == at for p, at in zip(parts, starts, strict=False)) and starts[-1] == width
 
 
 def _rotation(view: Node, readers: dict[Node, list[Node]], roots: set[Node]) -> Node | None:

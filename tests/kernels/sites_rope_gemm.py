@@ -51,12 +51,12 @@ def rope_qkv(
 
 
 def real_sites() -> list[Site]:
-    """Pi0.5 and Pi0 (2 and 3 views, whole and last layers, the state's token, the chunk), SmolVLA."""
+    """Pi0.5 and Pi0 (2 and 3 views, whole and last layers, the state, the chunk), SmolVLA (queries alone, too)."""
     return [
         *(rope_qkv(m, heads, 1, 256, 2048, rows=True) for m in (560, 712, 968) for heads in (8, 0)),
         *(rope_qkv(m, 8, 1, 256, 1024) for m in (1, 10, 50)), rope_qkv(1, 0, 1, 256, 1024),
         *(rope_qkv(m, heads, 5, 64, 960, rows=True) for m in (113, 177) for heads in (15, 0)),
-        rope_qkv(50, 15, 5, 64, 720),
+        rope_qkv(50, 15, 5, 64, 720), rope_qkv(50, 15, 0, 64, 720),
     ]  # fmt: skip
 
 

@@ -138,6 +138,41 @@ def test_keys_and_values_alone() -> None:
     )
 
 
+def test_queries_alone() -> None:
+    """A layer that attends to keys made elsewhere."""
+    expect_pass(
+        fuse_rope_qkv(everything),
+        fires={"fuse_rope_qkv": 1},
+        before="""
+        graph g(x: f32[3,8], cos: f32[3,2], sin: f32[3,2]) {
+          %0 = view(%x, shape=[2,3,4], strides=[4,8,1]) : f32[2,3,4]
+          %1 = rope(%0, %cos, %sin) : f32[2,3,4]
+          return q=%1
+        }
+        """,
+        after="""
+        graph g(x: f32[3,8], cos: f32[3,2], sin: f32[3,2]) {
+          %0 = rope_qkv(%x, %cos, %sin, heads=2, kv_heads=0) : (f32[2,3,4], f32[0,3,4], f32[0,3,4])
+          return q=%0.0
+        }
+        """,
+    )
+
+
+def test_part_of_a_row_stays() -> None:
+    """Near miss: the first head of two is rotated, the other one is not read."""
+    expect_unchanged(
+        fuse_rope_qkv(everything),
+        """
+        graph g(x: f32[3,8], cos: f32[3,2], sin: f32[3,2]) {
+          %0 = view(%x, shape=[1,3,4], strides=[8,8,1]) : f32[1,3,4]
+          %1 = rope(%0, %cos, %sin) : f32[1,3,4]
+          return q=%1
+        }
+        """,
+    )
+
+
 def test_values_before_keys_stay() -> None:
     """Near miss: the second part is rotated, the first is not."""
     expect_unchanged(
