@@ -8,7 +8,7 @@ Imports torch: only the compile side loads this file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ import numpy as np
 from frtc.codegen.build import Built, build
 from frtc.compiler import Progress, families_for, optimise, target_named
 from frtc.errors import FrtcError
-from frtc.lowering.interpret import evaluate
-from frtc.lowering.ir import Module, Node
+from frtc.kernels.dtypes import DTYPES
+from frtc.lowering.interpret import evaluate, stored
+from frtc.lowering.ir import Module, Node, Type
 from frtc.passes.pipeline import Options
 from frtc.precision import ActivationScales, RecordedScales
-from frtc.runtime.plan import Call, Program
+from frtc.runtime.plan import WEIGHTS, Call, Program, Ref
 from frtc.runtime.plan_file import Plan
 from frtc.verify import Reference
 
@@ -42,11 +43,42 @@ class Interpreted:
         module, built = rebuilt(plan, reference, progress, scales)
         self.graphs = {g.name: g for g in module.graphs}
         self.counters = {n["name"] for g in module.graphs for n in g.inputs} - _written(module) - set(inputs)
-        self.weights = reference.weights(module, "typed", scales)
+        self.weight_of, self.types = reference.weights(module, "typed", scales), _types(module)
+        self.program = built.program
+        self.held: dict[str, Array] = {}  # weights of the call at hand
+        self.compared: set[tuple[Ref, Ref, int]] = set()
         self.emitted, self.env = built.emitted, dict(inputs)
         self.at: tuple[str, int] | None = None
         self.values: dict[Node, Any] = {}
         self.unread: dict[Node, int] = {}
+
+    def weights(self, stage: str, index: int, call: Call, round: int) -> Iterator[tuple[str, Ref, Array]]:
+        """Each part of a weight once, at the first call that reads it."""
+        self.held = {}
+        operands = self.program.stage(stage).calls[index].operands
+        for theirs, ours in zip(call.operands, operands, strict=False):
+            if theirs is None or ours is None or WEIGHTS not in (theirs.space, ours.space):
+                continue
+            place = (theirs, ours, round if theirs.step or ours.step else 0)
+            if ours.space == WEIGHTS and place not in self.compared:
+                self.compared.add(place)
+                yield self._part(theirs, ours, round)
+
+    def _part(self, theirs: Ref, ours: Ref, round: int) -> tuple[str, Ref, Array]:
+        entry = next(w for w in self.program.weights if w.offset <= ours.offset < w.offset + w.nbytes)
+        whole = np.zeros(entry.stored_shape, DTYPES[entry.dtype].numpy)
+        unpadded = (..., slice(entry.shape[-1])) if entry.shape else ()
+        whole[unpadded] = self._weight(entry.name)
+        at = ours.offset + round * ours.step - entry.offset
+        strides = [s * whole.itemsize for s in ours.strides]
+        part = np.ndarray(ours.shape, whole.dtype, whole, at, strides)
+        return entry.name, theirs, part if theirs.shape == ours.shape else np.full(theirs.shape, np.inf)
+
+    def _weight(self, name: str) -> Array:
+        """As the Plan should store it."""
+        if name not in self.held:
+            self.held[name] = stored(self.weight_of(name), self.types[name], "typed")
+        return self.held[name]
 
     def expect(self, stage: str, index: int, call: Call, round: int) -> list[Array] | None:
         self._enter(stage, round)
@@ -87,7 +119,7 @@ class Interpreted:
             if top in self.values or missing:
                 stack = stack[:-1] if top in self.values else stack + missing
                 continue
-            self.values[top] = evaluate(top, self.values, self.env, self.weights, "typed")
+            self.values[top] = evaluate(top, self.values, self.env, self._weight, "typed")
             for a in top.operands:
                 self.unread[a] -= 1
                 if not self.unread[a]:
@@ -120,6 +152,10 @@ def _recorded(plan: Plan) -> ActivationScales | None:
 
 def _outline(program: Program) -> list[tuple[str, list[str]]]:
     return [(stage.name, [call.op for call in stage.calls]) for stage in program.stages]
+
+
+def _types(module: Module) -> dict[str, Type]:
+    return {name: node.t for name, node in module.weights.outputs}
 
 
 def _written(module: Module) -> set[str]:

@@ -11,23 +11,33 @@ from frtc.runtime.plan_file import Plan
 
 
 def trust_of(plan: Plan) -> dict[str, Any]:
-    """`verified`: what `frtc verify` recorded, None where it did not; `self_test`: the Plan holds vectors."""
-    verified = plan.evidence.get("verified")
+    """verified    what `frtc verify` recorded, None where it did not
+    self_test   the Plan holds vectors
+    synthetic   why the observations of its calibration are not a robot's; empty where nothing speaks against them
+    """
+    verified, calibration = plan.evidence.get("verified"), plan.evidence.get("calibration")
+    why = calibration.get("synthetic") if isinstance(calibration, dict) else None
     return {
         "verified": verified if isinstance(verified, dict) else None,
         "self_test": isinstance(plan.evidence.get("self_test"), dict),
+        "synthetic": list(map(str, why)) if isinstance(why, list) else [],
     }
 
 
 def lacks(plan: Plan) -> tuple[str, ...]:
-    """Said at every opening: at most one line."""
+    """Said at every opening: a line on what is not proven, and one on scales that no robot's observations gave."""
     found = trust_of(plan)
     missing = []
     if found["verified"] is None:
         missing.append("was not verified against its checkpoint (`frtc verify PLAN CHECKPOINT` does it)")
     if not found["self_test"]:
         missing.append("holds no self-test (`frtc compile` makes one, `frtc update --self-test` too)")
-    return (f"unproven: this Plan {' and '.join(missing)}",) if missing else ()
+    said = [f"unproven: this Plan {' and '.join(missing)}"] if missing else []
+    if found["synthetic"]:
+        said.append(
+            f"synthetic: its activation scales are of observations no robot made: {'; '.join(found['synthetic'])}"
+        )
+    return tuple(said)
 
 
 def proof_rows(plan: Plan) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--state", type=Path, metavar="FILE")
     given.add_argument("--prompt", metavar="TEXT")
     given.add_argument("--seed", type=int, default=0)
+    given.add_argument("--data", type=Path, metavar="DATA",
+                       help="instead: recorded ones, a LeRobot dataset or .npz, as of `frtc calibrate`")  # fmt: skip
     given.add_argument("--samples", type=count, default=1, metavar="N",
                        help="against CHECKPOINT: N observations, what is not given from --seed and the seeds after it, "
                        "each with noise of its own (default 1)")  # fmt: skip
@@ -98,7 +101,7 @@ def _checkpoint(args: argparse.Namespace, policy: Policy, progress: Progress) ->
     from frtc.verify import reference_of, verify
 
     reference = reference_of(policy.plan, args.checkpoint, progress, args.adapter)
-    found = verify(policy, reference, [_observed(args, policy, i) for i in range(args.samples)], progress)
+    found = verify(policy, reference, _observed(args, policy, args.samples), progress)
     text, data = _found(args.checkpoint, found), found.data()
     if args.record:
         why = record(policy, reference.opened, found)
@@ -106,6 +109,20 @@ def _checkpoint(args: argparse.Namespace, policy: Policy, progress: Progress) ->
         if why or not found.failure():
             text += f"\nnot recorded in the Plan: {why}" if why else "\nrecorded in the Plan's evidence"
     return Result(text, data, found.failure())
+
+
+def _observed(args: argparse.Namespace, policy: Policy, count: int = 1) -> list[Mapping[str, Any]]:
+    """Observations: spread over recorded ones, or of files and seeds."""
+    if args.data is None:
+        images = dict(map(pair, args.image))
+        seeds = range(args.seed, args.seed + count)
+        return [observation.from_files(policy.steps, images, args.state, args.prompt, seed) for seed in seeds]
+    if args.image or args.state or args.prompt:
+        what = "--data holds whole observations; --image, --state and --prompt would change them"
+        raise UsageError("verify.data", what, hint="give one or the other")
+    from frtc.dataset import Wanted, open_data
+
+    return list(open_data(args.data, Wanted.of(policy.spec)).samples(count, args.seed))
 
 
 def _found(checkpoint: Path, found: Verified) -> str:
@@ -131,7 +148,7 @@ def _dimension(d: Dimension) -> tuple[str, ...]:
 
 
 def _bisect(args: argparse.Namespace, policy: Policy, ordinal: int | None, progress: Progress) -> Result:
-    prepared = policy.steps.prepare(_observed(args, policy), draw=0)
+    prepared = policy.steps.prepare(_observed(args, policy)[0], draw=0)
     inputs = {name: array.copy() for name, array in prepared.inputs.items()}
     opinion: Opinion
     if args.checkpoint is None:
@@ -157,8 +174,3 @@ def _bisected(found: Departure | None, second: str) -> Result:
     )
     data: dict[str, Any] = {"departs": asdict(found)}
     return Result(f"first to depart from {second}: {found}", data, failure)
-
-
-def _observed(args: argparse.Namespace, policy: Policy, number: int = 0) -> dict[str, Any]:
-    images = dict(map(pair, args.image))
-    return observation.from_files(policy.steps, images, args.state, args.prompt, args.seed + number)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import frtc
+from frtc import observation
 from frtc.codegen.plan_evidence import change_evidence
 from frtc.errors import CheckFailed
 from frtc.policy import notes
@@ -63,7 +64,7 @@ def test_the_demo_s_verify_is_recorded(demo: Demo, capsys: Capture) -> None:
     assert [d["name"] for d in verified["dimensions"]] == [f"action[{i}]" for i in range(14)]
     assert lacks(plan) == () and "recorded in the Plan's evidence" in demo.text
     data = call(capsys, "inspect", demo.plan, "--json").json()
-    assert data["trust"] == {"verified": verified, "self_test": True}
+    assert data["trust"] == {"verified": verified, "self_test": True, "synthetic": []}
     assert "verified  against pi05" in call(capsys, "inspect", demo.plan).out
 
 
@@ -96,7 +97,16 @@ def test_what_is_not_proven_is_said_each_time(
 
 def test_forged_evidence_proves_nothing(demo: Demo) -> None:
     plan = replace(open_plan(demo.plan), evidence={"verified": "yes", "self_test": [1]})
-    assert trust_of(plan) == {"verified": None, "self_test": False} and len(notes(plan)) == 4 + 1
+    assert trust_of(plan) == {"verified": None, "self_test": False, "synthetic": []} and len(notes(plan)) == 4 + 1
+
+
+def test_a_calibration_on_made_up_observations_is_said(demo: Demo) -> None:
+    honest = open_plan(demo.plan)
+    calibration = {"scales": "static", "synthetic": ["camera base is constant", "the state never moves"]}
+    plan = replace(honest, evidence={**honest.evidence, "calibration": calibration})
+    (line,) = lacks(plan)
+    assert line.startswith("synthetic: ") and "camera base is constant; the state never moves" in line
+    assert lacks(replace(honest, evidence={**honest.evidence, "calibration": {"synthetic": 3}})) == ()
 
 
 def test_recording_changes_the_evidence_alone(demo: Demo, tmp_path: Path, opened: Any) -> None:
@@ -164,3 +174,17 @@ def test_the_report_over_samples_steps_and_dimensions() -> None:
     assert data["steps"][1]["units"] == [2.0, 3.0] and data["worst_velocity"] == 4e-3
     assert (data["whole"], data["worst"], data["samples"]) == (2e-3, [1.5, 1], 2)
     assert found(error=8e-3).failed[0].where == "step[1] x" and found(error=8e-3).failure() is not None
+
+
+def test_recorded_observations(demo: Demo, tmp_path: Path, capsys: Capture) -> None:
+    """Three of six, in an .npz file; no other source beside them."""
+    steps = frtc.load(demo.plan, device="cpu").steps
+    made = [observation.seeded(steps, seed) for seed in range(6)]
+    np.savez(tmp_path / "data.npz", **{name: np.stack([np.asarray(m[name]) for m in made]) for name in made[0]})
+    words = ("verify", demo.plan, demo.checkpoint, "--device", "cpu", "--data", tmp_path / "data.npz", "--no-record")
+    said = call(capsys, *words, "--prompt", "fold")
+    assert (said.code, said.error) == (2, "verify.data")
+    before = demo.plan.read_bytes()
+    data = call(capsys, *words, "--samples", "3", "--json").json()
+    assert data["samples"] == 3 and data["failed"] == [] and "recorded" not in data
+    assert demo.plan.read_bytes() == before and len(data["steps"]) == 10 and len(data["dimensions"]) == 14

@@ -133,6 +133,10 @@ def test_another_checkpoint_is_found_and_bisected(demo: Demo, tmp_path: Path, ca
     found = said.json()["departs"]
     assert said.code == 3 and said.json()["error"]["code"] == "verify.departs"
     assert (found["stage"], found["op"]) == ("denoise", "gated_linear") and "layers.1.mlp" in found["name"]
+    assert (
+        "denoise.layers.1.mlp.gate.weight|up.weight" in found["weight"]
+        and "its weight" in said.json()["error"]["rows"][0][1]
+    )
 
 
 def test_bisection_of_a_device(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
