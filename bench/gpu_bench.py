@@ -227,7 +227,7 @@ def label_of(row: dict[str, Any]) -> str:
 
 
 def nodes_bar(label: str) -> int:
-    return FP8_NODES if label.split()[-1] in (STATIC, ROWS) else NODES_BAR
+    return FP8_NODES if label.split()[-1] == STATIC else NODES_BAR
 
 
 def bench(
