@@ -69,11 +69,13 @@ test-oracle: oracle-venv
 gpu-kernels:
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu tests/kernels tests/runtime tests/truth
 
-# One policy: pi05, pi0 or smolvla. `gpu-all`: checks and times of those beside Pi0.5, in nine minutes.
+# One policy: pi05, pi0 or smolvla; one precision: bf16, fp8 (static scales), fp8-rows, w8a16, or all but bf16. `gpu-all`:
+# checks and times of the policies beside Pi0.5, in nine minutes.
 POLICY ?= pi05
+PRECISION ?= bf16
 
 gpu-model:
-	PYTHONPATH=. $(PYTHON) -m bench.gpu_model --policy $(POLICY)
+	PYTHONPATH=. $(PYTHON) -m bench.gpu_model --policy $(POLICY) --precision $(PRECISION)
 
 gpu-bench:
 	PYTHONPATH=. $(PYTHON) -m bench.gpu_bench --policy $(POLICY)

@@ -38,7 +38,7 @@ from bench.full_model import (
     observation,
     plan_path,
 )
-from bench.scaled_mm import Yardstick
+from bench.scaled_mm import Yardstick, stage_errors
 from frtc.models import load_models
 from frtc.runtime.driver import Driver
 from frtc.runtime.emulator import Emulator
@@ -247,7 +247,9 @@ def file_name(kind: str, shape: Shape) -> str:
     return f"{kind}_{shape.policy}{precision}" + ("" if shape.size == "full" else f"_{shape.size}")
 
 
-def measure(shapes: Sequence[Shape], device: str, count: int, started: float) -> list[dict[str, Any]]:
+def measure(
+    shapes: Sequence[Shape], device: str, count: int, started: float, stages: bool = False
+) -> list[dict[str, Any]]:
     """Every precision of a policy: calibrated alone on the machine, then compiled while references are computed."""
     calibrations = {shape: calibrated(shape, device) for shape in shapes if shape.precision == STATIC}
     for row in calibrations.values():
@@ -268,6 +270,7 @@ def measure(shapes: Sequence[Shape], device: str, count: int, started: float) ->
         if shape in calibrations:
             result["calibration"] = calibrations[shape]
             result["passed"]["calibration"] = device != "cuda" or calibrations[shape]["passed"]
+            result |= {"stage_errors": stage_errors(shape, found, device)} if stages else {}
         result |= report.about("bench.gpu_model", device) | {"seconds": time.perf_counter() - started}
         report.write(file_name("gpu_model", shape), result)
         print(f"{result['seconds']:6.1f} s  {shape.label} checked", flush=True)
@@ -300,14 +303,17 @@ def main() -> int:
     parser.add_argument("--horizon", type=int, default=50)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--inferences", type=int, default=1000, help="of the check that all bits stay the same")
+    parser.add_argument("--stages", action="store_true", help="with fp8: PyTorch's errors with one stage in FP8, too")
     arguments = parser.parse_args()
     started = time.perf_counter()
     base = Shape(arguments.policy, prompt=arguments.prompt, horizon=arguments.horizon, size=arguments.size)
     wanted = PRECISIONS[1:] if arguments.precision == "all" else (arguments.precision,)
     shapes = [replace(base, precision=precision) for precision in wanted]
-    results = measure(shapes, arguments.device, arguments.inferences, started)
+    results = measure(shapes, arguments.device, arguments.inferences, started, arguments.stages)
     for result in results:
         print(result["precision"], {name: kept for name, kept in result["passed"].items() if not kept} or "passed")
+        for stage, errors in result.get("stage_errors", {}).items():
+            print(f"  only {stage} in FP8: {max(map(max, errors)):.2e}")
     print(table(results))
     return 0 if all(all(result["passed"].values()) for result in results) else 3
 

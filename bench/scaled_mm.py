@@ -1,7 +1,7 @@
 """The yardstick of an FP8 Plan: the same program, weights and scales in PyTorch, its products by torch._scaled_mm.
 
     yardstick = Yardstick(shape)                             # traced and optimised; needs the scales, not the Plan
-    errors = yardstick.errors(plan, references, "cuda")      # of each reference, of each round's velocity
+    errors = yardstick.errors(plan, references, "cuda")      # by reference and round, of the velocities
 
 The weights are read from the Plan, so that what differs is how it computes.
 """
@@ -21,6 +21,7 @@ from frtc.compiler import open_model, optimise, target_named
 from frtc.kernels.dtypes import DTYPES
 from frtc.lowering.ir import Graph, Module, Repeat, Run, Type, fresh_nodes, tensor
 from frtc.passes.pipeline import Options
+from frtc.precision import parameters
 from frtc.runtime.plan_file import Plan
 from frtc.torch_run import TorchRun
 
@@ -45,6 +46,20 @@ class Yardstick:
         if device == "cuda":
             torch.cuda.empty_cache()
         return found
+
+
+def stage_errors(shape: Shape, references: Sequence[Reference], device: str) -> dict[str, list[list[float]]]:
+    """As `Yardstick.errors` with only one stage in FP8, by that stage: whose products cost the accuracy."""
+    opened, scales = open_model(checkpoint(shape.policy, shape.size), options(shape)), scales_of(shape)
+    found = {}
+    for stage in opened.model.stages(opened.config, torch.bfloat16, False):
+        wanted = replace(options(shape), precision="bf16", stages=((stage, "fp8"),))
+        with fresh_nodes():
+            made = optimise(opened, target_named(ARCH), wanted, Options(check=0), scales=scales)
+            rounds = Rounds(made.module, parameters(opened.read, scales), device)
+        rounds.running.constants.evaluate()
+        found[stage] = [rounds.errors(reference) for reference in references]
+    return found
 
 
 def stored(module: Module, plan: Plan) -> tuple[Module, Lookup]:

@@ -70,10 +70,10 @@ def _times(found: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any]]]:
 
 
 def _accuracy(found: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any]]]:
-    """Checks run the Plan that times were taken of: bf16, baseline."""
+    """Checks run a Plan that times were taken of, or one like it: of the baseline family."""
     observed = found.get("accuracy", [found])
     worst = max(max(row["velocity_errors"]) for row in observed)
-    key = (found.get("policy", FIRST), "bf16", "baseline", found["shape"], found["device"])
+    key = (found.get("policy", FIRST), found.get("precision", "bf16"), "baseline", found["shape"], found["device"])
     yield key, {"velocity_error": float(f"{worst:.3g}"), "accuracy": _source(found)}
 
 

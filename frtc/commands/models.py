@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 MEASURED = "measured.json"  # written by tools/measured.py from bench/results
 NOT_RUN = "compiles, not run"
+PRECISIONS = {
+    "fp8": "FP8 x FP8, activation scales of a calibration",
+    "fp8-rows": "FP8 x FP8, an activation scale for each row, found as it runs",
+    "w8a16": "FP8 weights, 16-bit activations",
+}  # bf16 says it itself
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +42,7 @@ def run(args: argparse.Namespace) -> Result:
         f"`run on hardware`: its kernels ran on this GPU; `{NOT_RUN}`: cubins are built, nobody has run them",
         "measured, full size, random weights, one CUDA graph, one inference in flight; commands: --json",
         table([("model", "", "shape", "GPU", "nodes", "p50", "worst velocity error"), *map(_measured, measured)]),
+        *(f"{name}: {PRECISIONS[name]}" for name in PRECISIONS if any(row["precision"] == name for row in measured)),
         *_unmeasured([m["name"] for m in models], targets, measured),
     ]
     data = {
