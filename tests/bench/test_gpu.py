@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -110,3 +111,56 @@ def test_relative_error_of_what_is_not_finite() -> None:
     one = np.ones(3, np.float32)
     assert gpu_model.relative_error(one, one) == 0
     assert gpu_model.relative_error(np.array([1, np.nan, 1], np.float32), one) == float("inf")
+
+
+def test_an_fp8_plan_is_calibrated_and_checked(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole rehearsal: scales, Plan, the same program in PyTorch, the same bars but for what only full size has."""
+    monkeypatch.setattr("bench.full_model.SCRATCH", scratch)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    shape = Shape("pi05", prompt=12, horizon=10, size="tiny", precision="fp8")
+    (result,) = gpu_model.measure([shape], "cpu", 2, 0.0)
+    assert result == json.loads((tmp_path / "gpu_model_pi05_fp8_tiny.json").read_text())
+    assert result["calibration"]["samples"] == 8 and not result["calibration"]["fallen"]
+    assert result["compiled"]["scales"] == "static" and not result["compiled"]["stay_in_16_bits"]
+    assert set(result["passed"]) >= {"absolute", "ratio", "steady", "graph nodes", "share of FP8", "bytes of the Plan"}
+    assert result["passed"]["ratio"] and result["passed"]["steady"]
+    for row in result["accuracy"]:
+        assert len(row["scaled_mm_errors"]) == 10
+        assert max(row["eager_bf16_errors"]) * 2 < max(row["velocity_errors"]) < 0.12
+    assert gpu_model.table([result]).splitlines()[1].split()[0] == "fp8"
+
+
+def checked(errors: list[float], scaled_mm: list[float], **about: Any) -> dict[str, bool]:
+    """The bars of an FP8 Plan with these errors."""
+    shape = Shape("pi05", precision="fp8")
+    precision = {"meaning": "", "scales": "static", "fp8_share": 0.99, "stages": {}, "sites": {}} | about
+    file = SimpleNamespace(stat=lambda: SimpleNamespace(st_size=about.pop("nbytes", 4e9)))
+    result = {"accuracy": [{"velocity_errors": errors}], "graph_nodes": about.get("nodes", 1400)}
+    result["passed"] = {"steady": True, "memory": True, "absolute": False, "ratio": False}
+    with mock.patch.multiple(gpu_model, compile_report=lambda _: {"precision": precision}, plan_path=lambda _: file):
+        passed: dict[str, bool] = gpu_model.check_8_bits(shape, result, [scaled_mm])["passed"]
+    return passed
+
+
+def test_the_bars_of_fp8() -> None:
+    assert all(checked([0.02, 0.06], [0.01, 0.0462]).values())
+    assert not checked([0.061], [0.06])["absolute"]
+    assert not checked([0.05], [0.0384])["ratio"]
+    assert not checked([0.05], [0.05], fp8_share=0.969)["share of FP8"]
+    assert not checked([0.05], [0.05], nodes=1401)["graph nodes"]
+    assert not checked([0.05], [0.05], nbytes=4.3e9)["bytes of the Plan"]
+
+
+def test_bars_of_times() -> None:
+    def row(shape: str, precision: str, ms: float, nodes: int) -> dict[str, Any]:
+        at = {"p50": ms * 1e3, "p99": ms * 1e3}
+        return {"contender": f"frtc {precision} baseline", "shape": shape, "graph_nodes": nodes, "device_us": at}
+
+    rows = [row("v2-p48-c50", "bf16", 18, 1500), row("v2-p48-c50", "fp8", 31, 1500), row("v2-p200-c50", "bf16", 20, 9)]
+    assert {name for name, kept in gpu_bench.bars_of(rows).items() if not kept} == {
+        "p50 v2-p48-c50 fp8",
+        "graph nodes v2-p48-c50 fp8",
+        "budget 200 costs",
+    }
