@@ -80,7 +80,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def plan(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("plan") / "lerobot.plan"
-    options = frtc.CompileOptions(frtc.PolicyOptions(origin="lerobot-0.6"), self_test=False)
+    options = frtc.CompileOptions(frtc.PolicyOptions(origin="lerobot-0.6"), "bf16", self_test=False)
     frtc.compile(fixture_folder(kind) / "checkpoint", "hopper", out, options)
     return out
 
