@@ -15,7 +15,7 @@ from frtc.calibrate import Wishes, calibration_of
 from frtc.codegen.recipe import recipe_of
 from frtc.compiler import Progress, silent
 from frtc.lowering.ir import fresh_nodes
-from frtc.recorded import recorded_options
+from frtc.recorded import recorded_options, results_in
 from frtc.runtime.plan_file import open_plan
 from frtc.scales import Scales
 from frtc.update import Chosen, Updated, has_scales, no_scales, open_for, update
@@ -35,6 +35,8 @@ def replace_scales(
     chosen, old = chosen or Chosen(), open_plan(plan, verify=False)
     if not has_scales(recipe_of(old)):
         raise no_scales(old)
+    if chosen.self_test:
+        results_in(old)  # a Plan that does not say where its results lie is refused before minutes of work
     if scales is None:
         assert data is not None, "neither scales nor data"
         opened = open_for(old, Path(checkpoint), recorded_options(old), chosen)

@@ -28,6 +28,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--into", type=Path, metavar="PLAN", help="replace the scales in a Plan of this checkpoint; "
                         "its options count")  # fmt: skip
     parser.add_argument("--scales", type=Path, metavar="FILE", help="with --into: these, and no data")
+    parser.add_argument("--self-test", action="store_true", help="with --into: make the vectors of a self-test, too")
     add_data_options(parser)
     add_policy_options(parser)
 
@@ -45,6 +46,10 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _file(args: argparse.Namespace, progress: Progress) -> Result:
+    if args.self_test:
+        raise UsageError(
+            "calibrate.options", "a file of scales holds no self-test", hint="--self-test goes with --into"
+        )
     out = args.output or Path(f"{args.checkpoint.resolve().name}.scales")
     require_place(out)
     chosen = CompileOptions(policy_options(args), **choices(args))
@@ -64,7 +69,7 @@ def _into(args: argparse.Namespace, progress: Progress) -> Result:
     if args.output is not None:
         raise UsageError("calibrate.options", "--into writes the Plan, and no file of scales", hint="leave -o out")
     scales = read_scales(args.scales) if args.scales else None
-    chosen = Chosen(args.adapter, said.tokenizer, said.asset)
+    chosen = Chosen(args.adapter, said.tokenizer, said.asset, args.self_test)
     found = replace_scales(args.into, args.checkpoint, args.data, scales, chosen, wishes(args), progress)
     return Result(str(found), found.to_json())
 

@@ -287,6 +287,7 @@ def test_into_a_plan_of_another_checkpoint_or_without_scales(made: Made, tmp_pat
     refused("scales.key", replace_scales, plan, other, scales=scales)
     theirs = calibrate(other, made.data, None, Wishes(samples=1))
     refused("calibrate.checkpoint", replace_scales, plan, other, scales=theirs)
+    refused("verify.no_vectors", replace_scales, plan, made.checkpoint, scales=scales, chosen=Chosen(self_test=True))
     assert plan.read_bytes() == before and [p.name for p in tmp_path.glob("*p.plan*")] == ["p.plan"]
     compile(made.checkpoint, "hopper", plan, STATIC)
     fault = refused("calibrate.plan", replace_scales, plan, made.checkpoint, scales=scales)
@@ -305,6 +306,7 @@ def test_into_a_plan_of_another_checkpoint_or_without_scales(made: Made, tmp_pat
         (("--data", "d", "-o", "none/f.scales"), "output.folder"),
         (("--data", "d", "--into", "p", "--steps", "5"), "calibrate.options"),
         (("--data", "d", "--into", "p", "-o", "f"), "calibrate.options"),
+        (("--data", "d", "--self-test"), "calibrate.options"),
         (("--data", "d", "--data-camera", "base"), "dataset.cameras"),
         (("--data", "d", "--headroom", "0.5"), "usage.option"),
         (("--data", "d", "--samples", "0"), "usage.option"),
