@@ -46,6 +46,7 @@ SAMPLES, VALID = 8, 12
 ROUNDS = (0, 5, 9)
 # e4m3 itself moves the velocities of two of these tiny models by more than the bar of full size: PyTorch's by as much.
 ABSOLUTE = {"pi05": FP8_ABSOLUTE, "pi0": 9e-2, "smolvla": 1.1e-1}
+NODES = {STATIC: FP8_NODES, ROWS: 1600}  # a scale for each row: a launch more where blocks share rows
 # SmolVLA's pictures meet their first product as bf16, its projector reads rows of four, the keys of its cross-attention
 # are products of what another program left.
 CROSS = tuple(f"denoise.layers.{layer}.attn.{name}.weight" for layer in (1, 3) for name in "kv")
@@ -115,7 +116,6 @@ def test_velocities_are_those_of_scaled_mm(policy: Policy, precision: str) -> No
     with Emulator(InMemory(built.program, weights_of(built, tensors)), poison=True) as emulator:  # type: ignore[arg-type]
         found = errors_of(emulator, policy.reference)
     yardstick = Rounds(made.module, tensors, "cpu").errors(policy.reference, ROUNDS)
-    print(policy.shape.policy, precision, found, yardstick)
     assert max(found) <= FP8_RATIO * max(yardstick)
     assert 2 * max(policy.reference.errors) < max(found) <= ABSOLUTE[policy.shape.policy]
 
@@ -179,23 +179,24 @@ def test_strict_refuses_a_site_that_falls_back(spoiled: Policy) -> None:
 
 # --- what full size costs: of few layers, traced without weights --------------------------------------------------
 
-LAYERS = 4  # first, last, and two between
+LAYERS = {"pi05": 4, "pi0": 4, "smolvla": 8}  # first, last, and at least two between
 
 
 @pytest.mark.parametrize("kind", ["pi05", *(pytest.param(kind, marks=pytest.mark.full) for kind in KINDS[1:])])
 @pytest.mark.parametrize("precision", [STATIC, pytest.param(ROWS, marks=pytest.mark.full)])
 def test_full_sizes(kind: str, precision: str) -> None:
-    """What belongs to no layer weighs less the more layers there are: four show less of FP8 than all do."""
-    module = full_size(Shape(kind, precision=precision), ARCH, LAYERS)
+    """What belongs to no layer weighs less the more layers there are: a few show less of FP8 than all do."""
+    module = full_size(Shape(kind, precision=precision), ARCH, LAYERS[kind])
     flops = Counter[str]()
     for share in shares_of(module):
         flops.update(share.flops)
     assert flops["fp8"] >= FP8_SHARE * flops.total()
-    assert nodes_of_all_layers(kind, built_for(module, ARCH)) <= FP8_NODES
+    nodes = nodes_of_all_layers(kind, built_for(module, ARCH))
+    assert nodes <= NODES[precision], nodes
 
 
 def nodes_of_all_layers(kind: str, built: Built) -> float:
-    """Launches of an inference, every layer between first and last like the mean of the two that are there."""
+    """Launches of an inference, layers that are not there like the mean of the second and third."""
     synthetic = model_of(kind).synthetic
     assert synthetic is not None
     config = synthetic.sizes["full"]()
@@ -206,6 +207,6 @@ def nodes_of_all_layers(kind: str, built: Built) -> float:
             found = re.search(r"layers\.(\d+)\b", call.name)
             launches[found[1] if found else ""] += len(call.launches)
         depth = config.vision.layers if stage.name == "vision" else config.expert.layers
-        more = (depth - LAYERS) * (launches["1"] + launches["2"]) / 2
+        more = (depth - LAYERS[kind]) * (launches["1"] + launches["2"]) / 2
         nodes += runs[stage.name] * (launches.total() + more)
     return nodes
