@@ -9,7 +9,7 @@ from typing import Any
 
 from frtc.errors import FrtcError
 from frtc.models.checkpoint import read_json
-from frtc.runtime.policy import Norm
+from frtc.runtime.policy import Norm, is_name
 from frtc.statistics import LEROBOT_MODES, lerobot_statistics
 
 PRE, POST = "policy_preprocessor.json", "policy_postprocessor.json"
@@ -142,6 +142,13 @@ def relative_mask(pre: Pipeline, post: Pipeline, dim: int) -> tuple[bool, ...]:
     words, names = (_lower(before.get(field)) for field in ("exclude_joints", "action_names"))
     mask = [not any(word in name for word in words) for name in names[:dim]]
     return (*mask, *[True] * (dim - len(mask)))  # dimensions without a name are relative: lerobot's rule
+
+
+def action_names(pre: Pipeline, dim: int) -> tuple[str, ...]:
+    """What the pipeline calls the `dim` actions; () where it names others, or in no way that can be printed."""
+    names = pre.steps.get("relative_actions_processor", {}).get("action_names")
+    named = isinstance(names, list) and len(names) == dim and all(isinstance(n, str) and is_name(n) for n in names)
+    return tuple(names) if named else ()
 
 
 def _lower(names: object) -> list[str]:

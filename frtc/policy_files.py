@@ -18,6 +18,7 @@ from frtc.lerobot_files import (
     POST,
     PRE,
     Pipeline,
+    action_names,
     feature_dim,
     read_pipeline,
     refuse_transforms,
@@ -67,6 +68,7 @@ class Told:
     mask         actions relative to the state; () where none is
     resolution   side of the pictures, where the files name it
     tokenizer    what the origin calls its tokenizer
+    names        of the actions; () where no file has them
     """
 
     cameras: tuple[Camera, ...]
@@ -79,6 +81,7 @@ class Told:
     tokenizer: str
     state_steps: VectorSteps = ()
     action_steps: VectorSteps = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class PolicyFiles:
             Noise(sizes.horizon, sizes.action_width),
         )
         absolute = (Absolute(told.mask),) if any(told.mask) else ()
-        cut = Slice(sizes.horizon, told.action_dim)
+        cut = Slice(sizes.horizon, told.action_dim, told.names)
         return Policy(prepare, (cut, Unnormalise(told.action), *absolute, *told.action_steps), self.assumed)
 
 
@@ -224,6 +227,7 @@ def _lerobot(reader: Reader, origin: str) -> Told:
         prompt=_lerobot_prompt(reader, pre, origin, dims["state"]),
         resolution=reader.resolution(),
         tokenizer=str(pre.steps.get("tokenizer_processor", {}).get("tokenizer_name") or family.tokenizer),
+        names=action_names(pre, dims["action"]),
     )
 
 

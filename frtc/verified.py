@@ -84,6 +84,7 @@ class Verified:
     """samples   one for each observation
     bar          of velocities
     bar_whole    of a whole inference
+    names        of the action dimensions; () where the policy has none
 
     Over the samples: `differences` are the worst of each result, `whole` is the largest relative error of
     actions - noise, `cosine` the smallest of the actions (it says little where the noise is most of them).
@@ -92,6 +93,7 @@ class Verified:
     samples: tuple[Sample, ...]
     bar: float
     bar_whole: float
+    names: tuple[str, ...] = ()
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -125,8 +127,9 @@ class Verified:
         units = np.concatenate([s.units for s in self.samples])
         steps = [step.units for step in self.steps if step.units] or [(0.0,) * units.shape[1]]
         largest = np.max(steps, axis=0)
+        names = self.names or tuple(f"action[{i}]" for i in range(units.shape[1]))
         return tuple(
-            Dimension(f"action[{i}]", float(column.max()), float(column.mean()), float(largest[i]))
+            Dimension(names[i], float(column.max()), float(column.mean()), float(largest[i]))
             for i, column in enumerate(units.T)
         )
 

@@ -85,7 +85,8 @@ def _require_same_inputs(plan: Plan, module: Module) -> None:
 def verify(policy: Policy, reference: Reference, observed: Sequence[Mapping[str, Any]], progress: Progress) -> Verified:
     """Compare on some observations; noise is the draw of the observation's number."""
     samples = [_sample(policy, reference, one, draw, progress) for draw, one in enumerate(observed)]
-    return Verified(tuple(samples), *bars_of(policy.plan.program))
+    cut = policy.steps.cut
+    return Verified(tuple(samples), *bars_of(policy.plan.program), cut.names if cut else ())
 
 
 def _sample(policy: Policy, reference: Reference, observed: Mapping[str, Any], draw: int, progress: Progress) -> Sample:

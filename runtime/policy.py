@@ -140,10 +140,11 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Model output -> the first `horizon` rows and the `dim` columns that the robot has."""
+    """Model output -> the first `horizon` rows and the `dim` columns that the robot has; reports use their names."""
 
     horizon: int
     dim: int
+    names: tuple[str, ...] = later(())  # one for each column, or none
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +288,11 @@ def _problems(policy: Policy) -> Iterator[str]:
     yield from _finish_problems(policy, state, noise)
 
 
+def is_name(text: str) -> bool:
+    """Short, and what a terminal prints as it stands."""
+    return 0 < len(text) <= 64 and text.isprintable()
+
+
 def _in_order(found: list[type], table: list[type]) -> bool:
     """Each kind at most once and in the table's order; kinds of vector steps count as one that may be repeated."""
     vector = list(VECTOR.values())
@@ -370,6 +376,8 @@ def _finish_problems(policy: Policy, state: State | None, noise: Noise | None) -
         return
     yield from _size("slice.horizon", cut.horizon)
     yield from _size("slice.dim", cut.dim)
+    if cut.names and (len(cut.names) != cut.dim or not all(map(is_name, cut.names))):
+        yield f"slice.names are not {cut.dim} names of one printed line"
     if noise and (cut.horizon > noise.horizon or cut.dim > noise.width):
         yield f"slice [{cut.horizon}, {cut.dim}] is larger than noise [{noise.horizon}, {noise.width}]"
     if scale:

@@ -18,7 +18,7 @@ from frtc.errors import FrtcError, UsageError
 from frtc.models.policies import PI05
 from frtc.policy_files import PolicyFiles, Sizes, read_policy_files
 from frtc.policy_options import PolicyOptions, action_mask, mask_text
-from frtc.runtime.policy import Absolute, Images, Policy, Prompt, Tokens
+from frtc.runtime.policy import Absolute, Images, Policy, Prompt, Slice, Tokens
 from frtc.runtime.policy_steps import PolicySteps
 from frtc.runtime.prompt import prompt_text
 from frtc.runtime.tokenize import TokenStep
@@ -80,6 +80,31 @@ def test_lerobot_files_prove_everything() -> None:
     assert sources["state_in_prompt"] == (True, f"policy_preprocessor.json: {PI05.lerobot_state_step}")
     relative = read_policy_files(LEROBOT / "relative", PI05, PolicyOptions(tokenizer=TOKENIZER)).policy(SIZES)
     assert relative.find(Absolute) == Absolute((True,) * 6 + (False,))
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [([f"j{i}" for i in range(7)], True), (["j0"], False), ([*"abcdef", "a\x1b[2J"], False), ([*"abcdef", ""], False),
+     ([*"abcdef", 7], False), ("abcdefg", False), (None, False)],
+)  # fmt: skip
+def test_names_of_actions(names: Any, kept: bool, tmp_path: Path) -> None:
+    """For reports: one for each, and such as a terminal prints as they stand; else none. A forged Plan is refused."""
+
+    def named(pipeline: dict[str, Any]) -> None:
+        step = next(s for s in pipeline["steps"] if s["registry_name"] == "relative_actions_processor")
+        step["config"]["action_names"] = names
+
+    folder = changed_lerobot(tmp_path, edit_json("policy_preprocessor.json", named))
+    policy = read_policy_files(folder, PI05, PolicyOptions(tokenizer=TOKENIZER)).policy(SIZES)
+    cut = policy.find(Slice)
+    assert cut is not None and cut.names == (tuple(names) if kept else ())
+    assert Policy.from_json(json.loads(json.dumps(policy.to_json()))) == policy
+    if not kept and isinstance(names, list) and isinstance(names[-1], str):
+        data = policy.to_json()
+        next(step for step in data["finish"] if step["step"] == "slice")["names"] = names
+        with pytest.raises(FrtcError, match=r"slice\.names") as caught:
+            Policy.from_json(data)
+        assert caught.value.code == "policy.value"
 
 
 def test_lerobot_empty_cameras_are_left_out() -> None:

@@ -173,6 +173,8 @@ def test_the_report_over_samples_steps_and_dimensions() -> None:
     assert [(s["where"], s["velocity_error"]) for s in data["steps"]] == [("step x", 2e-3), ("step[1] x", 4e-3)]
     assert data["steps"][1]["units"] == [2.0, 3.0] and data["worst_velocity"] == 4e-3
     assert (data["whole"], data["worst"], data["samples"]) == (2e-3, [1.5, 1], 2)
+    named = replace(found(), names=("shoulder.pos", "gripper.pos")).data()
+    assert [d["name"] for d in named["dimensions"]] == ["shoulder.pos", "gripper.pos"]
     assert found(error=8e-3).failed[0].where == "step[1] x" and found(error=8e-3).failure() is not None
 
 
