@@ -147,8 +147,9 @@ def relative_mask(pre: Pipeline, post: Pipeline, dim: int) -> tuple[bool, ...]:
 def action_names(pre: Pipeline, dim: int) -> tuple[str, ...]:
     """What the pipeline calls the `dim` actions; () where it names others, or in no way that can be printed."""
     names = pre.steps.get("relative_actions_processor", {}).get("action_names")
-    named = isinstance(names, list) and len(names) == dim and all(isinstance(n, str) and is_name(n) for n in names)
-    return tuple(names) if named else ()
+    if not isinstance(names, list) or len(names) != dim:
+        return ()
+    return tuple(names) if all(isinstance(name, str) and is_name(name) for name in names) else ()
 
 
 def _lower(names: object) -> list[str]:
