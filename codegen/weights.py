@@ -172,6 +172,8 @@ def _push(node: Node, start: int, stop: int) -> Node | None:
     if node.op in ("linear", "matmul") and rank == 2 and len(node.operands) == 2 and len(node.operands[0].shape) == 2:
         x, w = node.operands
         return make(node.op, [take_rows(x, start, stop), w, *node.args[2:]], dict(node.attrs), type, node.loc)
+    if node.op == "slice" and node["axis"] == -rank and node["step"] == 1 and node.args[0] is not None:
+        return take_rows(node.args[0], node["start"] + start, node["start"] + stop)
     if node.op == "slice" and node["axis"] != -rank and node.args[0] is not None:
         return make(node.op, [take_rows(node.args[0], start, stop)], dict(node.attrs), type, node.loc)
     if node.op == "const" and node.get("value") is not None:

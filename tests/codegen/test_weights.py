@@ -90,6 +90,11 @@ def test_a_slice_reaches_the_leaves() -> None:
     assert read == ["k"]
 
 
+def test_rows_of_a_slice_are_rows_of_what_it_is_cut_from() -> None:
+    part = take_rows(slice_(concat(Q, K, axis=-2), axis=-2, start=2, stop=Q.shape[0] + 1), 3, 5)
+    assert (part.op, part.operands[0], part["start"], part["stop"]) == ("slice", Q, 5, 7)
+
+
 def test_rows_are_padded_to_16_bytes() -> None:
     assert padded_row(Type("bf16", (3, 9))) == 16
     assert padded_row(Type("f32", (3, 9))) == 12
