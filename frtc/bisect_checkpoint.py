@@ -18,11 +18,13 @@ from frtc.compiler import Progress, families_for, optimise, target_named
 from frtc.errors import FrtcError
 from frtc.kernels.dtypes import DTYPES
 from frtc.lowering.interpret import evaluate, stored
-from frtc.lowering.ir import Module, Node, Type
+from frtc.lowering.ir import Module, Node, Type, walk
 from frtc.passes.pipeline import Options
+from frtc.passes.quantize import SCALE
 from frtc.precision import ActivationScales, RecordedScales
 from frtc.runtime.plan import WEIGHTS, Call, Program, Ref
 from frtc.runtime.plan_file import Plan
+from frtc.scales import is_scale
 from frtc.verify import Reference
 
 Array = np.ndarray[Any, Any]
@@ -41,6 +43,7 @@ class Interpreted:
     ) -> None:
         scales = scales or _recorded(plan)
         module, built = rebuilt(plan, reference, progress, scales)
+        _require_scales(module, scales)
         self.graphs = {g.name: g for g in module.graphs}
         self.counters = {n["name"] for g in module.graphs for n in g.inputs} - _written(module) - set(inputs)
         self.weight_of, self.types = reference.weights(module, "typed", scales), _types(module)
@@ -144,10 +147,24 @@ def _recorded(plan: Plan) -> ActivationScales | None:
     try:
         return RecordedScales.of_evidence(plan.evidence)
     except (KeyError, TypeError, AttributeError):  # evidence is not validated when a Plan opens
-        hint = "name the calibration that it was compiled with: --scales FILE"
-        raise FrtcError(
-            "plan.damaged", "the Plan's record of its activation scales cannot be read", hint=hint
-        ) from None
+        raise _unreadable("there are none") from None
+
+
+def _require_scales(module: Module, scales: ActivationScales | None) -> None:
+    """Every activation scale that weights are made of is known, with one for each round."""
+    for leaf in (n for n in walk([node for _, node in module.weights.outputs]) if is_scale(n)):
+        site = leaf["key"].removeprefix(SCALE)
+        try:
+            found = None if scales is None else np.asarray(scales.of(site), np.float32).shape
+        except (KeyError, TypeError, ValueError):
+            found = None
+        if found != leaf.shape:
+            raise _unreadable(f"{site} has {'none' if found is None else found}, not {leaf.shape}")
+
+
+def _unreadable(why: str) -> FrtcError:
+    hint = "name the calibration that it was compiled with: --scales FILE"
+    return FrtcError("plan.damaged", f"the Plan's record of its activation scales cannot be read: {why}", hint=hint)
 
 
 def _outline(program: Program) -> list[tuple[str, list[str]]]:

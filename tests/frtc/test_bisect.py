@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from frtc import bisect
+from frtc.errors import FrtcError
 from frtc.kernels.dtypes import round_to
 from frtc.kernels.reference import REFERENCES
 from frtc.precision import RecordedScales, parameters
@@ -226,6 +227,22 @@ def test_without_a_look_at_the_weights_results_name_it_too(
         found = planted.departs()
         assert found is not None and not found.weight
         assert (found.stage, found.index, found.round) == first_changed(plans(kind), planted)
+
+
+@pytest.mark.parametrize(
+    "calibration",
+    [[], {"scales": "static"}, {"scales": "static", "sites": {}}, {"scales": "static", "sites": 3}, {},
+     {"scales": "static", "sites": "text"}, {"scales": "static", "sites": "short"}],
+)  # fmt: skip
+def test_evidence_of_scales_that_nobody_can_read(calibration: Any, maker: Maker, plans: Callable[[str], Made]) -> None:
+    made = plans("fp8")
+    if isinstance(calibration, dict) and calibration.get("sites") in ("text", "short"):
+        wrong: Any = "?" if calibration["sites"] == "text" else [1.0]
+        calibration = {**calibration, "sites": dict.fromkeys(maker.scales.sites, wrong)}
+    forged = replace(made, plan=replace(made.plan, evidence={"calibration": calibration}), scales=None)
+    with pytest.raises(FrtcError, match="activation scales cannot be read") as caught:
+        forged.departs()
+    assert caught.value.code == "plan.damaged" and "--scales" in caught.value.hint
 
 
 def test_results_in_e4m3_have_a_bar_that_sees_one_per_cent(plans: Callable[[str], Made]) -> None:
