@@ -67,7 +67,7 @@ test-oracle: oracle-venv
 # On a machine with a GPU and its own python3 (torch, cuda-bindings, NVRTC, ml_dtypes, jinja2, pytest); nothing is installed.
 # FRTC_COMMIT names the commit in the results, which go to $$OUT or bench/results.
 gpu-kernels:
-	PYTHONPATH=. $(PYTHON) -m pytest -m gpu tests/kernels tests/runtime tests/truth
+	PYTHONPATH=. $(PYTHON) -m pytest -m gpu tests/kernels tests/runtime tests/truth tests/frtc
 
 # One policy: pi05, pi0 or smolvla; one precision: bf16, fp8 (static scales), fp8-rows, w8a16, or all but bf16. `gpu-all`:
 # checks and times of the policies beside Pi0.5, in nine minutes.
