@@ -140,8 +140,11 @@ SYNTHETIC = synthetic(
     norm="MEAN_STD",
     sizes={"tiny": tiny, "full": full},
     # sharper scores, or outliers in all that enters the expert, and one rounding of bfloat16 flips a row here and there
-    scales=(("denoise.layers.#.attn.q.weight", True, 0.7, 0.0),),
-    writers=("action_in.weight", "state_in.weight"),
+    scales=(
+        ("denoise.layers.#.attn.q.weight", True, 0.7, 0.0),
+        ("mlp_out.weight", True, 4.0, 0.0),  # behind a silu: action tokens of variance one, as Pi0.5's are
+    ),
+    writers=("mlp_out.weight", "state_in.weight"),
 )
 FAMILY = PI0
 MODEL = Model("pi0", "Pi0", claims, config, tiny, Pi0, stages, pi.schedule, weights, SYNTHETIC, WEIGHTS.canonical)
