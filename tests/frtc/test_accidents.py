@@ -52,17 +52,21 @@ def test_a_relative_action_beyond_the_quantiles_is_not_clipped_either() -> None:
     np.testing.assert_allclose(first, [3.4, 1.35, 37.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("stage", ["vision", "prefix", "denoise"])
+@pytest.mark.parametrize("stage", ["vision", "prefix"])
 def test_an_activation_mixed_up_in_one_epilogue_fails_the_self_test(stage: str, demo: Demo, tmp_path: Path) -> None:
-    """SiLU for GELU in one product of a stage; the Plan is otherwise whole, its evidence that of the honest one."""
-    honest = open_plan(demo.plan)
-    calls = honest.program.stage(stage).calls
-    index = next(i for i, c in enumerate(calls) if c.attrs.get("act", "none").startswith("gelu"))
+    """SiLU for GELU where a stage's products share a kernel; the rest is whole, the evidence that of the honest Plan.
+
+    In an expert this small it moves the velocity by less than the bar: there --bisect finds it (test_bisect.py).
+    """
 
     def silu(call: Call) -> Call:
         return replace(call, attrs={**call.attrs, "act": "silu"})
 
-    mixed = planted(honest, tmp_path / "mixed.plan", program=changed_program(honest.program, stage, index, silu))
+    honest = open_plan(demo.plan)
+    calls, program = honest.program.stage(stage).calls, honest.program
+    for index in (i for i, c in enumerate(calls) if str(c.attrs.get("act")).startswith("gelu")):
+        program = changed_program(program, stage, index, silu)
+    mixed = planted(honest, tmp_path / "mixed.plan", program=program)
     outcome = selftest.check(Policy(mixed, Emulator(mixed)))
     assert outcome.failure() is not None and outcome.failed[0].where.startswith(stage)
 

@@ -71,8 +71,9 @@ def changed_program(program: Program, stage: str, index: int, change: Callable[[
     return replace(program, stages=tuple(replace(s, calls=calls(s.name, s.calls)) for s in program.stages))
 
 
-def calls_with(made: Made, wanted: Callable[[Call], bool]) -> list[tuple[str, int]]:
-    return [(s.name, i) for s in made.plan.program.stages for i, c in enumerate(s.calls) if wanted(c)]
+def calls_with(made: Made, wanted: Callable[[Call], bool], stage: str = "") -> list[tuple[str, int]]:
+    stages = [s for s in made.plan.program.stages if stage in ("", s.name)]
+    return [(s.name, i) for s in stages for i, c in enumerate(s.calls) if wanted(c)]
 
 
 def pick(rng: Rng, options: list[Any]) -> Any:
@@ -191,6 +192,17 @@ def test_random_faults_are_named(
         if found is None or (found.stage, found.index, found.round) != truth:
             wrong.append((kinds[seed % len(kinds)], seed, truth, str(found)))
     assert len(wrong) <= FAULTS - RIGHT, wrong
+
+
+@pytest.mark.parametrize("stage", ["vision", "prefix", "denoise"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_activation_mixed_up_is_named_in_every_stage(kind: str, stage: str, plans: Callable[[str], Made]) -> None:
+    """SiLU where GELU is meant, in the first product of the stage that has one."""
+    made = plans(kind)
+    (where, *_) = calls_with(made, lambda c: str(c.attrs.get("act")).startswith("gelu"), stage)
+    silu = changed_program(made.plan.program, *where, lambda c: replace(c, attrs={**c.attrs, "act": "silu"}))
+    found = made.copy(silu).departs()
+    assert found is not None and (found.stage, found.index, found.round) == (*where, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
