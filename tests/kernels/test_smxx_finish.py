@@ -204,6 +204,7 @@ def cases_of(site: Site, step: int = 1, **wanted: object) -> list[harness.Case]:
 
 ADA = linear_norm(50, 1024, 4096, "ada", **GATED)
 SCALED = per_row(linear(50, 1000, 2040, bias="f32"))
+TALL = per_row(linear(70, 1000, 2040, bias="f32"))  # too many rows for a panel: a second launch
 CHOSEN = [best_of(site) for site in SITES]
 PANELS = [
     case
@@ -214,6 +215,7 @@ CONFIGS = [
     *cases_of(linear_norm(50, 136, 1021, "layer", bias="f32", residual="bf16"), 3),
     *cases_of(per_row(linear_norm(50, 1024, 1024, "ada", **GATED)), 7),
     *cases_of(SCALED, 7),
+    *cases_of(TALL, 7),
     *cases_of(in_fp8(per_row(linear_norm(50, 1024, 2048, "rms")), x_scale=True), 7),
 ]
 IN_PLACE = [replace(best_of(ADA), in_place=((0, 3),))]
@@ -226,12 +228,12 @@ LATE = [harness.sabotaged(case, "FRTC_SABOTAGE_LATE_TILE") for case in ORDER]
 EARLY = [harness.sabotaged(case, "FRTC_SABOTAGE_EARLY_PANEL") for case in ORDER]
 NEIGHBOUR = [
     harness.sabotaged(case, "FRTC_SABOTAGE_NEIGHBOUR_SCALE")
-    for case in (cases_of(per_row(ADA))[0], cases_of(SCALED, FINISH="panel")[0], cases_of(SCALED, FINISH="launch")[0])
+    for case in (cases_of(per_row(ADA))[0], cases_of(SCALED, FINISH="panel")[0], cases_of(TALL, FINISH="launch")[0])
 ]
 NORM_LIMITED = limited(linear_norm(50, 136, 1021, "layer", residual="bf16"))
 LIMITED = [
     (case, rows)
-    for site in (NORM_LIMITED, limited(SCALED), limited(per_row(gated(50, 100, 600))))
+    for site in (NORM_LIMITED, limited(SCALED), limited(TALL), limited(per_row(gated(50, 100, 600))))
     for rows in (-1, 0, 1, 16, 17, 49, 50, 1000)
     for case in (cases_of(site, BM=16)[0], cases_of(site, BM=16)[-1], cases_of(site, BM=32)[-1])
 ]
