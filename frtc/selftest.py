@@ -99,7 +99,7 @@ def _compare(policy: Policy, test: Mapping[str, Any], progress: Callable[[str, f
             old = before.get(ref, (0, 0))
             before[ref] = found, expected
             found, expected = found - old[0], expected - old[1]
-        bar = step if "[" in where or ref is None and where != "actions" else result
+        bar = step if "[" in where or (ref is None and where != "actions") else result
         compared.append(Compared(where, exact, 0.0 if exact else relative_error(found, expected), bar))
     if missing := prints.keys() - {c.where for c in compared}:
         raise FrtcError("plan.damaged", f"the Plan computes no {min(missing)}, which its self-test expects")

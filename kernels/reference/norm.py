@@ -67,8 +67,8 @@ def normed(x: Array, w: Array | None, b: Array | None, kind: str, eps: float, of
         return y if w is None else y * (y.dtype.type(offset) + widen(w))
     if kind == "ada":
         assert w is not None and b is not None, "an adaptive norm has scale and shift"
-        y = _rms(values, eps) * (1 + widen(w)) + widen(b)
-        return y
+        adapted: Array = _rms(values, eps) * (1 + widen(w)) + widen(b)
+        return adapted
     y = _rms(values - np.mean(values, axis=-1, keepdims=True), eps)
     y = y if w is None else y * widen(w)
     return y if b is None else y + widen(b)
