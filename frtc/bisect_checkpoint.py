@@ -21,7 +21,8 @@ from frtc.lowering.interpret import evaluate, stored
 from frtc.lowering.ir import Module, Node, Type, walk
 from frtc.passes.pipeline import Options
 from frtc.passes.quantize import SCALE
-from frtc.precision import ActivationScales, RecordedScales
+from frtc.precision import ActivationScales
+from frtc.recorded import recorded_scales, unreadable_scales
 from frtc.runtime.plan import WEIGHTS, Call, Program, Ref
 from frtc.runtime.plan_file import Plan
 from frtc.scales import is_scale
@@ -41,7 +42,7 @@ class Interpreted:
         progress: Progress,
         scales: ActivationScales | None = None,
     ) -> None:
-        scales = scales or _recorded(plan)
+        scales = scales or recorded_scales(plan)
         module, built = rebuilt(plan, reference, progress, scales)
         _require_scales(module, scales)
         self.graphs = {g.name: g for g in module.graphs}
@@ -143,13 +144,6 @@ def rebuilt(
     return module, built
 
 
-def _recorded(plan: Plan) -> ActivationScales | None:
-    try:
-        return RecordedScales.of_evidence(plan.evidence)
-    except (KeyError, TypeError, AttributeError):  # evidence is not validated when a Plan opens
-        raise _unreadable("there are none") from None
-
-
 def _require_scales(module: Module, scales: ActivationScales | None) -> None:
     """Every activation scale that weights are made of is known, with one for each round."""
     for leaf in (n for n in walk([node for _, node in module.weights.outputs]) if is_scale(n)):
@@ -159,12 +153,7 @@ def _require_scales(module: Module, scales: ActivationScales | None) -> None:
         except (KeyError, TypeError, ValueError):
             found = None
         if found != leaf.shape:
-            raise _unreadable(f"{site} has {'none' if found is None else found}, not {leaf.shape}")
-
-
-def _unreadable(why: str) -> FrtcError:
-    hint = "name the calibration that it was compiled with: --scales FILE"
-    return FrtcError("plan.damaged", f"the Plan's record of its activation scales cannot be read: {why}", hint=hint)
+            raise unreadable_scales(f"{site} has {'none' if found is None else found}, not {leaf.shape}")
 
 
 def _outline(program: Program) -> list[tuple[str, list[str]]]:

@@ -12,6 +12,7 @@ from typing import Any
 from frtc.compiler import CompileOptions, options_of
 from frtc.errors import FrtcError
 from frtc.policy import TOKENIZER
+from frtc.precision import ActivationScales, RecordedScales
 from frtc.runtime.plan_file import Plan
 from frtc.runtime.policy import Policy, Tokens
 from frtc.runtime.tokenize import load
@@ -33,6 +34,19 @@ def recorded_config(plan: Plan) -> dict[str, Any]:
         hint = "compile it again: the evidence of a Plan names the configuration of its model"
         raise FrtcError("plan.options", "the Plan does not say which configuration its model has", _notes(plan), hint)
     return found
+
+
+def recorded_scales(plan: Plan) -> ActivationScales | None:
+    """The static activation scales that it was compiled with; None where it has none."""
+    try:
+        return RecordedScales.of_evidence(plan.evidence)
+    except (KeyError, TypeError, AttributeError):  # evidence is not validated when a Plan opens
+        raise unreadable_scales("there are none") from None
+
+
+def unreadable_scales(why: str) -> FrtcError:
+    hint = "name the calibration that it was compiled with: --scales FILE"
+    return FrtcError("plan.damaged", f"the Plan's record of its activation scales cannot be read: {why}", hint=hint)
 
 
 def results_in(plan: Plan) -> dict[str, dict[str, Any]]:

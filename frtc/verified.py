@@ -85,6 +85,7 @@ class Verified:
     bar          of velocities
     bar_whole    of a whole inference
     names        of the action dimensions; () where the policy has none
+    weights      those of the Plan that are not the checkpoint's
 
     Over the samples: `differences` are the worst of each result, `whole` is the largest relative error of
     actions - noise, `cosine` the smallest of the actions (it says little where the noise is most of them).
@@ -94,6 +95,7 @@ class Verified:
     bar: float
     bar_whole: float
     names: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -139,8 +141,10 @@ class Verified:
 
     def failure(self) -> CheckFailed | None:
         rows = [("first", f"{d.where}: relative error {d.error:.2e}, allowed {d.bar:.1e}") for d in self.failed[:1]]
-        if not self.failed and self.whole <= self.bar_whole:
+        if not self.failed and not self.weights and self.whole <= self.bar_whole:
             return None
+        if self.weights:
+            rows.append(("weights", f"{len(self.weights)} are not the checkpoint's, {self.weights[0]} is the first"))
         rows.append(("actions", f"relative error {self.whole:.2e} without the noise, allowed {self.bar_whole:.1e}"))
         what = "the Plan does not compute what the checkpoint says"
         return CheckFailed("verify.checkpoint", what, rows, "--bisect names the first call that departs")
@@ -174,6 +178,7 @@ class Verified:
                 for d in self.differences
             ],
             "failed": [d.where for d in self.failed],
+            "weights": list(self.weights),
         }
 
 

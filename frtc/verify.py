@@ -30,13 +30,14 @@ from frtc.passes.row_needs import Rows
 from frtc.policy import Policy
 from frtc.precision import ActivationScales, parameters
 from frtc.probe import read
-from frtc.recorded import kept_tokenizer, recorded_options, results_in
+from frtc.recorded import kept_tokenizer, recorded_options, recorded_scales, results_in
 from frtc.results import counters
 from frtc.runtime.plan import unrolled
 from frtc.runtime.plan_file import Plan
 from frtc.runtime.policy_steps import Prepared
 from frtc.selftest import ref_of, relative_error
 from frtc.verified import Difference, Sample, Verified, bars_of
+from frtc.verify_weights import differing
 
 Array = np.ndarray[Any, Any]
 Weights = Callable[[str], Array]
@@ -86,7 +87,9 @@ def verify(policy: Policy, reference: Reference, observed: Sequence[Mapping[str,
     """Compare on some observations; noise is the draw of the observation's number."""
     samples = [_sample(policy, reference, one, draw, progress) for draw, one in enumerate(observed)]
     cut = policy.steps.cut
-    return Verified(tuple(samples), *bars_of(policy.plan.program), cut.names if cut else ())
+    lookup = parameters(reference.opened.read, recorded_scales(policy.plan))
+    weights = differing(policy.plan, lookup, progress)
+    return Verified(tuple(samples), *bars_of(policy.plan.program), cut.names if cut else (), weights)
 
 
 def _sample(policy: Policy, reference: Reference, observed: Mapping[str, Any], draw: int, progress: Progress) -> Sample:

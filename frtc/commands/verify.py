@@ -132,6 +132,7 @@ def _found(checkpoint: Path, found: Verified) -> str:
     lines = [
         f"{against}, {len(found.failed)} outside the bar",
         table([(d.where, f"{d.error:.2e}", f"allowed {d.bar:.1e}") for d in ranked[:SHOWN]]),
+        f"weights that are not the checkpoint's: {len(found.weights) or 'none'}",
         f"actions without the noise: relative error {found.whole:.2e}, allowed {found.bar_whole:.1e}; "
         f"cosine of the actions {found.cosine:.6f}",
         "error of each action dimension in robot units, over observations and rows of the chunk",
