@@ -25,17 +25,12 @@ from frtc.lowering.ir import Module
 from frtc.passes.precision import KINDS, Precision, Share, shares_of
 from frtc.passes.quantize import SCALE, Note
 from frtc.passes.sites import sites_of
+from frtc.products import NATIVE, meaning
 
 if TYPE_CHECKING:
     from frtc.compiler import Opened
 
-MMA, NATIVE = "fp8", "fp8_mma"  # features of a target: it takes FP8 products, and has instructions for them
-MEANING = {
-    "bf16": "16-bit weights and activations",
-    "w8a16": "FP8 storage of weights, bf16 rate",
-    "fp8": "FP8 x FP8",
-    "emulated": "FP8 storage, bf16 rate: this GPU's mma.sync has no FP8",
-}
+MMA = "fp8"  # feature of a target that takes FP8 products, whether or not it has instructions for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +100,6 @@ def require_known(asked: Asked, module: Module) -> None:
         near = nearest(names[0], [g.name for g in module.graphs] + [s.name for s in sites_of(module)])
         rows = [("named", names[0]), ("nearest", near or "none"), ("stages", ", ".join(g.name for g in module.graphs))]
         raise UsageError("precision.unknown", f"{names[0]} is neither a stage nor the name of a site", rows)
-
-
-def meaning(kind: str, target_has: frozenset[str]) -> str:
-    """What a kind is on a GPU, in words."""
-    return MEANING["emulated" if kind == "fp8" and NATIVE not in target_has else kind]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from typing import Any
 
 from frtc.console import Result, size, table
 from frtc.policy import notes
+from frtc.products import precision_data, precision_line, precision_rows, products_of
 from frtc.report import launches_of, memory_rows
 from frtc.runtime.plan import Repeat, Run, unrolled
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.trust import proof_rows, trust_of
 
-PARTS = ("calls", "kernels", "weights")
+PARTS = ("calls", "kernels", "sites", "weights")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     plan = open_plan(args.plan)
-    lists = {"calls": _calls, "kernels": _kernels, "weights": _weights}
+    lists = {"calls": _calls, "kernels": _kernels, "sites": _sites, "weights": _weights}
     wanted = [part for part in PARTS if getattr(args, part)]
     text = [_summary(plan), *(f"{part}\n{table(lists[part](plan))}" for part in wanted)]
     return Result("\n".join(text), _data(plan))
@@ -48,9 +49,11 @@ def _summary(plan: Plan) -> str:
         "programs",
         table(stages),
         f"schedule: {_schedule(p.schedule)}, {sum(count[name] for name, _ in unrolled(p.schedule))} launches in all",
+        precision_line(p),
+        table(precision_rows(p)),
         "memory on the device",
         table(memory_rows(p.weights_nbytes, p.arena_nbytes, p.state_nbytes)),
-        f"{len(p.weights)} weights, {len(p.kernels)} kernels; --weights, --kernels, --calls list them",
+        f"{len(p.weights)} weights, {len(p.kernels)} kernels; --weights, --kernels, --sites, --calls list them",
         "policy",
         table(_policy(p.policy)),
     ]
@@ -102,6 +105,11 @@ def _kernels(plan: Plan) -> list[tuple[str, ...]]:
     return [(str(i), k.cubin, f"{uses[i]} launches", f"{k.smem} B smem", k.symbol) for i, k in enumerate(p.kernels)]
 
 
+def _sites(plan: Plan) -> list[tuple[str, ...]]:
+    """Each product by weights: what it multiplies, and whose scales its activations have."""
+    return [(f"{p.stage}/{p.index}", p.kind, p.scales, p.site) for p in products_of(plan.program)]
+
+
 def _weights(plan: Plan) -> list[tuple[str, ...]]:
     """Each weight with the expression over the model's parameters that makes it."""
     from frtc.codegen.recipe import RECIPE, read_recipe
@@ -125,6 +133,7 @@ def _data(plan: Plan) -> dict[str, Any]:
         "target": asdict(p.target),
         "notes": list(notes(plan)),
         "trust": trust_of(plan),
+        "precision": precision_data(p),
         "inputs": [asdict(s) for s in p.inputs],
         "outputs": [asdict(s) for s in p.outputs],
         "launches": launches_of(p),

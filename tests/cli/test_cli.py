@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -117,6 +118,9 @@ def test_inspect(capsys: Capture, demo: Demo) -> None:
     program = open_plan(demo.plan).program
     assert data["graph_nodes"] == sum(data["launches"].values()) + 9 * data["launches"]["denoise"]
     assert len(data["weights"]) == len(program.weights) and len(data["kernels"]) == len(program.kernels)
+    sites = call(capsys, "inspect", demo.plan, "--sites").out
+    assert "precision: w8a16 (FP8 storage of weights, bf16 rate)\n" in sites and data["precision"]["kind"] == "w8a16"
+    assert re.search(r"^  vision/\d+ +w8a16 +vision.projector.weight$", sites, re.M)
 
 
 def test_run_json_budget_and_baseline(capsys: Capture, demo: Demo, tmp_path: Path) -> None:
