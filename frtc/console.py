@@ -6,6 +6,7 @@ A command returns a Result; only this file prints it. With --json the data goes 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,12 +35,21 @@ def show(result: Result, as_json: bool) -> int:
     """Print a result; returns the exit code."""
     if as_json:
         error = {"error": error_data(result.failure)} if result.failure else {}
-        print(json.dumps({**result.data, **error}, indent=1))
+        print(json.dumps(_finite({**result.data, **error}), indent=1, allow_nan=False))
     else:
         print(result.text)
         if result.failure:
             print(error_text(result.failure), file=sys.stderr)
     return result.exit_code
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity: they are null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def show_error(error: FrtcError, as_json: bool) -> int:

@@ -23,6 +23,7 @@ from frtc.probe import read
 from frtc.runtime.plan import WEIGHTS, Program, Ref, unrolled
 
 Array = np.ndarray[Any, Any]
+Value = tuple[str, Ref | None, Array, int]  # where, its place, what was found, elements to keep
 SEED = 0
 SAMPLES, MANY = 256, 8  # elements kept of a value; fewer where a program has more than MANY results
 BARS = {"f32": 1e-4, "bf16": 2e-2, "w8a16": 2e-2, "fp8": 1.5e-1}  # of denoise steps, by precision; docs/numerics.md
@@ -78,7 +79,7 @@ def check(policy: Policy, progress: Callable[[str, float], None] = lambda what, 
     """Run the Plan's self-test on this policy's device."""
     test = policy.plan.evidence.get("self_test")
     if not isinstance(test, dict):
-        hint = "compile the Plan again without --no-self-test"
+        hint = "compile without --no-self-test, or `frtc update PLAN CHECKPOINT -o NEW.plan --self-test`"
         raise FrtcError("verify.no_vectors", "the Plan holds no self-test vectors", hint=hint)
     try:
         return _compare(policy, test, progress)
@@ -87,12 +88,15 @@ def check(policy: Policy, progress: Callable[[str, float], None] = lambda what, 
 
 
 def _compare(policy: Policy, test: Mapping[str, Any], progress: Callable[[str, float], None]) -> Outcome:
-    prints, compared = test["prints"], []
+    prints, compared = test["prints"], list[Compared]()
     precision = precision_of(policy.plan.program)
     step, result = BARS[precision], RESULTS[precision]
     before: dict[Ref, tuple[Array, Array]] = {}  # samples (found, expected) of what a place held the round before
-    for where, ref, array, count in _walk(policy, test["values"], progress):
+    for where, ref, array, count in _unless_refused(_walk(policy, test["values"], progress)):
         kept = prints[where]
+        if array is None:
+            compared.append(Compared(where, False, float("inf"), result))
+            continue
         exact = kept["sha256"] == _digest(array)
         found, expected = sample(array, count), _decode(kept["sample"])
         if ref is not None:
@@ -106,9 +110,17 @@ def _compare(policy: Policy, test: Mapping[str, Any], progress: Callable[[str, f
     return Outcome(tuple(compared), step)
 
 
-def _walk(
-    policy: Policy, values: Mapping[str, Any], progress: Callable[[str, float], None]
-) -> Iterator[tuple[str, Ref | None, Array, int]]:
+def _unless_refused(walk: Iterator[Value]) -> Iterator[tuple[str, Ref | None, Array | None, int]]:
+    """None for actions that the policy refuses because they are not finite: the values before show where it began."""
+    try:
+        yield from walk
+    except FrtcError as fault:
+        if fault.code != "output.nonfinite":
+            raise
+        yield "actions", None, None, SAMPLES
+
+
+def _walk(policy: Policy, values: Mapping[str, Any], progress: Callable[[str, float], None]) -> Iterator[Value]:
     """Runs the self-test's inference stage by stage: (where, place, value, elements to keep) of inputs and results."""
     program = policy.plan.program
     prepared = policy.steps.prepare(observation.seeded(policy.steps, SEED), draw=0)

@@ -9,6 +9,8 @@ from typing import Any
 
 from frtc.runtime.plan_file import Plan
 
+SHOWN = 2  # findings against the observations of a calibration, of as many as cameras times samples
+
 
 def trust_of(plan: Plan) -> dict[str, Any]:
     """verified    what `frtc verify` recorded, None where it did not
@@ -33,10 +35,10 @@ def lacks(plan: Plan) -> tuple[str, ...]:
     if not found["self_test"]:
         missing.append("holds no self-test (`frtc compile` makes one, `frtc update --self-test` too)")
     said = [f"unproven: this Plan {' and '.join(missing)}"] if missing else []
-    if found["synthetic"]:
-        said.append(
-            f"synthetic: its activation scales are of observations no robot made: {'; '.join(found['synthetic'])}"
-        )
+    if why := found["synthetic"]:
+        more = f"; and {len(why) - SHOWN} more findings" if len(why) > SHOWN else ""
+        what = "its activation scales are of observations no robot made"
+        said.append(f"synthetic: {what}: {'; '.join(why[:SHOWN])}{more}")
     return tuple(said)
 
 

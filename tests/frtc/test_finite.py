@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -48,6 +49,19 @@ def test_the_stage_is_named_and_nothing_comes_out(
     rows = dict(error["rows"])
     assert rows["output"].startswith("actions[0, 0] is nan") and rows["first"].startswith(f"stage {stage}, ")
     assert set(said.json()) == {"error"} and [p.name for p in tmp_path.iterdir()] == ["nan.plan"]
+
+
+def test_infinite_errors_are_null_in_json(demo: Demo, tmp_path: Path, capsys: Capture) -> None:
+    """JSON has no word for NaN and infinity; a self-test of them is a check that failed, not a bad input."""
+    path = poisoned(demo, tmp_path / "nan.plan", "denoise.action_in.weight")
+
+    def no_such_word(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    for words in ((), (demo.checkpoint,), (demo.checkpoint, "--bisect")):
+        said = call(capsys, "verify", path, *words, "--device", "cpu", "--json")
+        found = json.loads(said.out, parse_constant=no_such_word)
+        assert said.code == found["error"]["exit"] == 3 and "null" in said.out
 
 
 def test_a_policy_returns_no_actions(demo: Demo, tmp_path: Path) -> None:

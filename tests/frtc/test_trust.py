@@ -106,6 +106,9 @@ def test_a_calibration_on_made_up_observations_is_said(demo: Demo) -> None:
     plan = replace(honest, evidence={**honest.evidence, "calibration": calibration})
     (line,) = lacks(plan)
     assert line.startswith("synthetic: ") and "camera base is constant; the state never moves" in line
+    many = {"synthetic": [f"camera {i} is constant" for i in range(24)]}
+    (line,) = lacks(replace(honest, evidence={**honest.evidence, "calibration": many}))
+    assert line.endswith("camera 0 is constant; camera 1 is constant; and 22 more findings")
     assert lacks(replace(honest, evidence={**honest.evidence, "calibration": {"synthetic": 3}})) == ()
 
 

@@ -67,6 +67,14 @@ def test_self_test_names_the_first_wrong_value(plan: Plan, monkeypatch: pytest.M
     assert outcome.failed[0].where == "prefix k.1", "k.0 comes before the first MLP"
 
 
+def test_a_self_test_of_nan_fails_as_any_other(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy would refuse such actions before anything is compared; the first value that is NaN is named."""
+    outcome = sabotaged(plan, monkeypatch, "gated_linear", float("nan"))
+    failure = outcome.failure()
+    assert failure is not None and (failure.code, failure.exit_code) == ("verify.self_test", 3)
+    assert outcome.failed[0].where == "prefix k.1" and outcome.failed[-1].where == "actions"
+
+
 def test_self_test_allows_other_roundings(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU sums in another order: nothing is equal to the bit, everything within the bar."""
     outcome = sabotaged(plan, monkeypatch, "linear", 1 + 2e-4)
