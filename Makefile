@@ -65,9 +65,11 @@ test-oracle: oracle-venv
 	.venv-oracle/bin/python -m pytest tests/oracle
 
 # On a machine with a GPU and its own python3 (torch, cuda-bindings, NVRTC, ml_dtypes, jinja2, pytest); nothing is installed.
-# FRTC_COMMIT names the commit in the results, which go to $$OUT or bench/results.
+# FRTC_COMMIT names the commit in the results, which go to $$OUT or bench/results. TIER=gpu runs whole sweeps, too:
+# all configs at several sites.
+TIER ?= gpu and not full
 gpu-kernels:
-	PYTHONPATH=. $(PYTHON) -m pytest -m gpu tests/kernels tests/runtime tests/truth tests/frtc
+	PYTHONPATH=. $(PYTHON) -m pytest -m "$(TIER)" tests/kernels tests/runtime tests/truth tests/frtc
 
 # One policy: pi05, pi0 or smolvla; one precision: bf16, fp8 (static scales), fp8-rows, w8a16, or all but bf16. `gpu-all`:
 # checks and times of the policies beside Pi0.5, in nine minutes.

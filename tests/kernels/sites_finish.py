@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from frtc.kernels.dtypes import round_to
 from frtc.kernels.product import PLACES
 from frtc.kernels.smxx_finish_gemm import INV
 from frtc.kernels.spec import Operand, Site
@@ -145,17 +144,19 @@ def awkward_sites() -> list[Site]:
 
 def inputs(site: Site, generator: np.random.Generator) -> list[NDArray[Any] | None]:
     """Fresh operands; products are about N(0, 2), also of e4m3, and the loudest results of `inv` saturate."""
-    drawn = [None if o is None or o.dtype == "i32" else fresh(o, generator) for o in site.operands]
     x, w = site.operands[:2]
-    assert x is not None and w is not None and drawn[1] is not None
+    assert x is not None and w is not None
     places = PLACES["gated_linear" if site.op == "gated_linear" else "linear"]
     scale = 0.2 / math.sqrt(x.shape[-1])
+    of_w = 1.0 if w.dtype == "e4m3" else scale
+    drawn = [
+        None if o is None or o.dtype == "i32" else fresh(o, generator, of_w if place == 1 else 1.0)
+        for place, o in enumerate(site.operands)
+    ]
     if w.dtype == "e4m3":
         drawn[places["alpha"]] = (scale * generator.uniform(0.5, 1.5, w.shape[0])).astype(np.float32)
         if drawn[places["x_scale"]] is not None:
             drawn[places["x_scale"]] = generator.uniform(0.5, 1.5, (x.shape[0], 1)).astype(np.float32)
-    else:
-        drawn[1] = round_to(drawn[1].astype(np.float32) * np.float32(scale), w.dtype)
     if site.op == "linear_norm" and drawn[INV] is not None:
         drawn[INV] = np.asarray(generator.uniform(8, 40), np.float32)
     return drawn

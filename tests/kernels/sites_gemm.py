@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from frtc.kernels.dtypes import DTYPES, round_to
+from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.product import PLACES
 from frtc.kernels.spec import Operand, Site
 from tests.kernels.harness import fresh
@@ -214,12 +214,11 @@ def inputs_of(site: Site, generator: np.random.Generator) -> list[NDArray[Any] |
 
     w of e4m3 keeps its size, and alpha is small instead. Factors differ from row to row and column to column.
     """
-    values = [None if operand is None else fresh(operand, generator) for operand in site.operands]
-    x, w = values[:2]
+    x, w = site.operands[:2]
     assert x is not None and w is not None
     scale = 0.2 / math.sqrt(x.shape[-1])
-    operand = site.operands[1]
-    assert operand is not None
+    sizes = {1: scale} if w.dtype != "e4m3" else {}
+    values = [None if o is None else fresh(o, generator, sizes.get(i, 1.0)) for i, o in enumerate(site.operands)]
     for name, size in (("alpha", scale), ("x_scale", 1.0)):
         place = PLACES.get(site.op, {}).get(name, len(values))
         if place < len(values) and (factor := site.operands[place]) is not None:
@@ -227,9 +226,6 @@ def inputs_of(site: Site, generator: np.random.Generator) -> list[NDArray[Any] |
     inv = PLACES.get(site.op, {}).get("inv", len(values))
     if inv < len(values) and site.operands[inv] is not None:
         values[inv] = np.array(INV, np.float32)
-    if operand.dtype == "e4m3":
-        return values
-    values[1] = round_to(w.astype(np.float32) * np.float32(scale), operand.dtype)
     return values
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from frtc.kernels.dtypes import DTYPES, round_to
+from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Operand, Site
 from tests.kernels.harness import fresh
 
@@ -88,16 +88,16 @@ def inputs(site: Site, generator: np.random.Generator) -> list[NDArray[Any] | No
     """Operands in order, all rows counted; the product is about N(0, 2), by alpha where w is e4m3."""
     x, w = site.operands[:2]
     assert x is not None and w is not None
-    scale = np.float32(0.2 / math.sqrt(x.shape[-1]))
-    values = [None if o is None or o.dtype == "i32" else fresh(o, generator) for o in site.operands]
-    if w.dtype != "e4m3":
-        assert values[1] is not None
-        values[1] = round_to(values[1].astype(np.float32) * scale, w.dtype)
-        scale = np.float32(1)
+    scale = 0.2 / math.sqrt(x.shape[-1])
+    of_w, of_alpha = (1.0, scale) if w.dtype == "e4m3" else (scale, 1.0)
+    values = [
+        None if o is None or o.dtype == "i32" else fresh(o, generator, of_w if place == 1 else 1.0)
+        for place, o in enumerate(site.operands)
+    ]
     angles = generator.uniform(-np.pi, np.pi, site.operands[COS].shape)  # type: ignore[union-attr]
     dtype = DTYPES[site.operands[COS].dtype].numpy  # type: ignore[union-attr]
     values[COS], values[SIN] = np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
-    for place, size in ((ALPHA, scale), (X_SCALE, np.float32(1))):
+    for place, size in ((ALPHA, of_alpha), (X_SCALE, 1.0)):
         if (factor := site.operands[place]) is not None:
             values[place] = (generator.uniform(0.5, 1.5, factor.shape) * size).astype(np.float32)
     if site.operands[ROWS] is not None:

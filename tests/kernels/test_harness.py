@@ -11,20 +11,30 @@ import pytest
 
 from frtc.kernels.dtypes import round_to
 from frtc.kernels.spec import Operand
+from tests.kernels import sites_finish
 from tests.kernels.harness import (
     GUARD,
+    PERIOD,
     Case,
     chosen,
     code_faults,
     difference,
+    distinct,
+    every_config,
     expected,
     faults,
     fresh,
+    in_turn,
+    judged_as,
+    once,
     operands_of,
     place,
     stray_bytes,
+    swept,
     write_rows,
 )
+from tests.kernels.sites_finish import linear_norm
+from tests.kernels.sites_gemm import linear
 from tests.kernels.sites_pointwise import copy, packed, program
 from tests.kernels.sites_rows import rms_norm
 
@@ -84,6 +94,45 @@ def test_e4m3_is_judged_by_codes() -> None:
     assert code_faults(np.full(want.shape, 0xFF, np.uint8).view(want.dtype), want)[0], "poison"
     zeros = np.zeros(3, want.dtype)
     assert code_faults(-zeros, zeros) == ("", 0.0)
+
+
+def test_norms_of_sums_are_judged_as_the_sums_are_stored() -> None:
+    """In f32 behind a 16-bit s by the bar of s; a norm that stands alone by its own."""
+    behind, alone = linear_norm(5, 64, 64, "rms", "f16", y="f32"), rms_norm(5, 64, y="f32")
+    assert [judged_as(behind, index) for index in (0, 1)] == ["f16", "f16"]
+    assert judged_as(linear_norm(5, 64, 64, "rms", y="f16"), 1) == "f16" and judged_as(alone, 0) == "f32"
+    for site, inputs, passes in ((behind, sites_finish.inputs, True), (alone, None, False)):
+        case = chosen(site, inputs=inputs)
+        want = expected(case, operands_of(case))
+        near, far = ([*want[:-1], want[-1] * np.float32(factor)] for factor in (1 + 1e-4, 1.01))
+        assert (not faults(case, near, want)[0]) == passes and faults(case, far, want)[0]
+
+
+def test_each_config_is_run_once_and_the_rest_is_for_full_runs() -> None:
+    cases = [*every_config(linear(130, 200, 1000)), *every_config(linear(50, 200, 1000))]
+    each, tiles = once(cases), once(cases, splits=1)
+    configs = [tuple(case.config.items()) for case in each]
+    assert len(configs) == len(set(configs)) and set(configs) == {tuple(case.config.items()) for case in cases}
+    assert {case.site.operands[0].shape[0] for case in each if case.site.operands[0]} == {50, 130}
+    assert len(tiles) == len({tuple((k, v) for k, v in config if k != "SPLITS") for config in configs}) < len(each)
+    params = swept(cases, tiles)
+    left = [p for p in params if not isinstance(p, Case)]
+    assert len(params) == len(cases) and len(params) - len(left) == len(tiles)
+    assert all([mark.name for mark in p.marks] == ["full"] for p in left)
+
+
+def test_one_case_of_each_kernel() -> None:
+    cases = [chosen(rms_norm(m, n)) for m, n in ((5, 64), (9, 64), (5, 128), (7, 128))]
+    assert {id(case) for case in distinct(cases)} == {id(cases[0]), id(cases[2])}
+    assert in_turn([1, 2, 3, 4, 5, 6]) == [1, 4, 5]
+
+
+def test_large_operands_repeat_their_rows() -> None:
+    operand = packed("bf16", 3, 700, 2048)
+    rows = fresh(operand, np.random.default_rng(0), 0.5).reshape(-1, 2048).astype(np.float32)
+    assert np.array_equal(rows[:-PERIOD], rows[PERIOD:]) and len(np.unique(rows[:, 0])) > 200
+    quiet = rows.std(0) < 5
+    assert (~quiet).sum() == 20 and rows[:, quiet].std() == pytest.approx(0.5, rel=0.01)
 
 
 def test_stray_bytes() -> None:

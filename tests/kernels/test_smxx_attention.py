@@ -36,7 +36,9 @@ from tests.kernels.harness import (
     check_fails,
     chosen,
     every_config,
+    in_turn,
     measure,
+    once,
     operands_of,
     sabotaged,
     write_rows,
@@ -252,13 +254,15 @@ def assert_no_spills(picks: list[tuple[AttentionSite, Any]], target: Any) -> Non
 
 
 CHOSEN = {site.name: chosen(site.site, **site.judged) for site in (*REAL, *AWKWARD, *E4M3)}
+QUICK = {site.name for site in (*REAL, *AWKWARD, *in_turn(E4M3))}
 SWEPT = [STEP, BY_NAME["vision 1 views"], BY_NAME["row mask and length"], BY_NAME["causal and length"]]
 SWEEP = [(site.name, case) for site in SWEPT for case in every_config(site.site, **site.judged)]
-SWEEP += [
+SWEEP_E4M3 = [
     (name, case)
     for name in ("groups of 3, e4m3 per row", f"{STEP.name}, e4m3 per row", f"{STEP.name}, e4m3 times inv")
     for case in every_config(E4M3_BY_NAME[name].site, **E4M3_BY_NAME[name].judged)[::5]
 ]
+SWEPT_QUICKLY = [*once([case for _, case in SWEEP]), *(case for _, case in SWEEP_E4M3[::4])]
 
 FINITE = replace(BY_NAME["50 queries"], hidden=3.0)  # so that not only NaN gives the leak away
 SABOTAGED = [
@@ -272,6 +276,15 @@ SABOTAGED = [
         for fault in (2, 3, 4)
     ),
 ]
+
+
+def named(pairs: list[tuple[str, Case]], quick: list[Case]) -> list[Any]:
+    """Parameters; those whose case is not among `quick` for full runs alone."""
+    kept = {id(case) for case in quick}
+    return [
+        pytest.param(name, case, id=f"{name}: {show(case.config)}", marks=() if id(case) in kept else pytest.mark.full)
+        for name, case in pairs
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -294,14 +307,14 @@ def note(timings: list[dict[str, Any]], name: str, case: Case) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "case"), CHOSEN.items(), ids=CHOSEN)
+@pytest.mark.parametrize(("name", "case"), named([*CHOSEN.items()], [CHOSEN[name] for name in QUICK]))
 def test_sites(gpu: Gpu, timings: list[dict[str, Any]], name: str, case: Case) -> None:
     check(gpu, case)
     note(timings, name, case)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "case"), SWEEP, ids=[f"{name}: {show(case.config)}" for name, case in SWEEP])
+@pytest.mark.parametrize(("name", "case"), named([*SWEEP, *SWEEP_E4M3], SWEPT_QUICKLY))
 def test_every_config(gpu: Gpu, timings: list[dict[str, Any]], name: str, case: Case) -> None:
     check(gpu, case)
     note(timings, name, case)

@@ -206,11 +206,14 @@ ADA = linear_norm(50, 1024, 4096, "ada", **GATED)
 SCALED = per_row(linear(50, 1000, 2040, bias="f32"))
 TALL = per_row(linear(70, 1000, 2040, bias="f32"))  # too many rows for a panel: a second launch
 CHOSEN = [best_of(site) for site in SITES]
+# Of the experts' sites, the first 27 have every K, kind and way to store y, the others the remaining M and N.
+QUICK_EXPERTS = [*CHOSEN[:27], *CHOSEN[27 : len(expert_sites()) : 3]]
 PANELS = [
     case
     for site in (scaled_sites()[2], scaled_sites()[5], *awkward_sites()[12:])
     for case in cases_of(site, FINISH="panel")[-1:]
 ]
+QUICK = [*QUICK_EXPERTS, *CHOSEN[len(expert_sites()) :]]
 CONFIGS = [
     *cases_of(linear_norm(50, 136, 1021, "layer", bias="f32", residual="bf16"), 3),
     *cases_of(per_row(linear_norm(50, 1024, 1024, "ada", **GATED)), 7),
@@ -232,10 +235,10 @@ NEIGHBOUR = [
 ]
 NORM_LIMITED = limited(linear_norm(50, 136, 1021, "layer", residual="bf16"))
 LIMITED = [
-    (case, rows)
+    pytest.param(case, rows, marks=() if turn % 3 == place else pytest.mark.full)
     for site in (NORM_LIMITED, limited(SCALED), limited(TALL), limited(per_row(gated(50, 100, 600))))
-    for rows in (-1, 0, 1, 16, 17, 49, 50, 1000)
-    for case in (cases_of(site, BM=16)[0], cases_of(site, BM=16)[-1], cases_of(site, BM=32)[-1])
+    for turn, rows in enumerate((-1, 0, 1, 16, 17, 49, 50, 1000))
+    for place, case in enumerate((cases_of(site, BM=16)[0], cases_of(site, BM=16)[-1], cases_of(site, BM=32)[-1]))
 ]
 
 
@@ -269,13 +272,13 @@ def loudest(case: harness.Case, results: list[Array], read: int) -> list[str]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [*CHOSEN, *PANELS], ids=str)
+@pytest.mark.parametrize("case", harness.swept([*CHOSEN, *PANELS], QUICK), ids=str)
 def test_chosen(gpu: Gpu, case: harness.Case) -> None:
     harness.check(gpu, case)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [*CONFIGS, *IN_PLACE], ids=str)
+@pytest.mark.parametrize("case", harness.swept([*CONFIGS, *IN_PLACE], [*CONFIGS[1::4], *IN_PLACE]), ids=str)
 def test_configs(gpu: Gpu, case: harness.Case) -> None:
     found = wrong(gpu, case, launches=1 if case.in_place else 2)
     assert not found, found
@@ -289,20 +292,20 @@ def test_rows_that_nothing_reads(gpu: Gpu, case: harness.Case, rows: int) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", LATE, ids=str)
+@pytest.mark.parametrize("case", harness.swept(LATE, LATE[::6]), ids=str)
 def test_the_last_block_waits_for_a_late_tile(gpu: Gpu, case: harness.Case) -> None:
     found = wrong(gpu, case, launches=2)
     assert not found, found
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [*EARLY, *NEIGHBOUR], ids=str)
+@pytest.mark.parametrize("case", harness.swept([*EARLY, *NEIGHBOUR], [*EARLY[::6], *NEIGHBOUR]), ids=str)
 def test_sabotaged(gpu: Gpu, case: harness.Case) -> None:
     harness.check_fails(gpu, case)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", ORDER, ids=str)
+@pytest.mark.parametrize("case", harness.swept(ORDER, ORDER[::6]), ids=str)
 def test_same_bits_every_time(gpu: Gpu, case: harness.Case) -> None:
     """Blocks arrive in another order each time, and another one finishes; the rows may not notice."""
     with harness.Buffers(gpu, case, harness.operands_of(case)) as buffers:

@@ -13,7 +13,18 @@ from frtc.kernels.catalog import CATALOG
 from frtc.kernels.spec import Operand, Site
 from frtc.kernels.targets import Target, load_targets
 from tests.kernels.device import Gpu
-from tests.kernels.harness import TARGET, Case, check, check_fails, chosen, every_config, sabotaged
+from tests.kernels.harness import (
+    TARGET,
+    Case,
+    check,
+    check_fails,
+    chosen,
+    distinct,
+    every_config,
+    in_turn,
+    sabotaged,
+    swept,
+)
 from tests.kernels.sites_rows import (
     EPS,
     awkward_sites,
@@ -28,20 +39,20 @@ from tests.kernels.sites_rows import (
 )
 
 OPS = {kernel.op for kernel in smxx_norm.KERNELS}
+# A kernel is of its width, config and types: without full runs each is tried at one number of rows.
 REAL = [case for site in real_sites() if site.op in OPS for case in every_config(site, inputs=inputs)]
 AWKWARD = [chosen(site, inputs=inputs) for site in awkward_sites() if site.op in OPS]
-E4M3 = [
-    chosen(in_e4m3(site, per_row), inputs=inputs)
-    for site in (*real_sites(), *awkward_sites())
-    if site.op in OPS
-    for per_row in (False, True)
-]
+E4M3, AWKWARD_E4M3 = (
+    [chosen(in_e4m3(s, per_row), inputs=inputs) for s in sites if s.op in OPS for per_row in (False, True)]
+    for sites in (real_sites(), awkward_sites())
+)
 IN_PLACE = [
     replace(chosen(residual_norm(50, 1024, "ada", gate="f32")), in_place=((0, 0),)),
     replace(chosen(residual_norm(50, 1001, "rms")), in_place=((0, 1),)),
     replace(chosen(rms_norm(50, 2048)), in_place=((0, 0),)),
     replace(chosen(in_e4m3(residual_norm(50, 1024, "ada", gate="f32"), per_row=True)), in_place=((0, 0),)),
 ]
+QUICK = [*distinct(REAL), *AWKWARD, *distinct(in_turn(E4M3)), *in_turn(AWKWARD_E4M3), *IN_PLACE]
 SABOTAGED = [
     sabotaged(chosen(site), "FRTC_SABOTAGE_LAST_GROUP")
     for site in (
@@ -114,7 +125,7 @@ def test_refusals(site: Site, reason: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [*REAL, *AWKWARD, *E4M3, *IN_PLACE], ids=str)
+@pytest.mark.parametrize("case", swept([*REAL, *AWKWARD, *E4M3, *AWKWARD_E4M3, *IN_PLACE], QUICK), ids=str)
 def test_norm(gpu: Gpu, case: Case) -> None:
     check(gpu, case)
 

@@ -130,7 +130,7 @@ def jobs_chosen(site: Site, target: Target) -> list[Job]:
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
 
 SITES = [*real_sites(), *fp8_sites(), *awkward_sites()]
-CHOSEN = [harness.chosen(site, inputs=inputs, flops=flops_of(site)) for site in SITES]
+CHOSEN = [harness.chosen(site, inputs=inputs, flops=flops_of(site)) for site in SITES]  # real: the policies' sites
 EVERY_CONFIG = [
     case
     for site in (
@@ -168,13 +168,13 @@ def test_inputs_suit_the_reference(site: Site) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", CHOSEN, ids=str)
+@pytest.mark.parametrize("case", harness.swept(CHOSEN, CHOSEN[len(real_sites()) :]), ids=str)
 def test_chosen(gpu: Gpu, case: harness.Case) -> None:
     harness.check(gpu, case)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", EVERY_CONFIG, ids=str)
+@pytest.mark.parametrize("case", harness.swept(EVERY_CONFIG, harness.once(EVERY_CONFIG, splits=1)), ids=str)
 def test_every_config(gpu: Gpu, case: harness.Case) -> None:
     wrong, _, _ = harness.run(gpu, case)
     assert not wrong, wrong
