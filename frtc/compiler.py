@@ -52,7 +52,7 @@ from frtc.precision import (
     require_possible,
 )
 from frtc.report import CompileReport
-from frtc.results import results_of
+from frtc.results import RESULTS, results_of
 from frtc.runtime.emulator import Emulator
 from frtc.runtime.plan import Program
 from frtc.runtime.plan_file import open_plan
@@ -281,7 +281,7 @@ def compile(
     def evidence(written: Path) -> dict[str, Any]:
         clock.lap("weights")
         places = results_of(module, built)
-        test = {"self_test": self_test(written, places, progress)} if options.self_test else {}
+        test = {"self_test": self_test(written, places, progress)} if options.self_test else {RESULTS: places}
         return evidence_of(opened, options) | calibration_of(scales, made.precision) | test
 
     blobs = {**built.cubins, RECIPE: recipe_text(built.expressions), TOKENIZER: opened.files.tokenizer}

@@ -13,6 +13,7 @@ from frtc.compiler import CompileOptions, options_of
 from frtc.errors import FrtcError
 from frtc.policy import TOKENIZER
 from frtc.precision import ActivationScales, RecordedScales
+from frtc.results import RESULTS
 from frtc.runtime.plan_file import Plan
 from frtc.runtime.policy import Policy, Tokens
 from frtc.runtime.tokenize import load
@@ -51,12 +52,17 @@ def unreadable_scales(why: str) -> FrtcError:
 
 def results_in(plan: Plan) -> dict[str, dict[str, Any]]:
     """Program -> name of a result -> where it lies: weights do not move it."""
+    if found := kept_results(plan):
+        return found
+    what = "the Plan does not say where its programs keep their results"
+    raise FrtcError("verify.no_vectors", what, hint="compile the Plan again")
+
+
+def kept_results(plan: Plan) -> dict[str, dict[str, Any]]:
+    """As `results_in`; empty where the Plan does not say."""
     test = plan.evidence.get("self_test")
-    values = test.get("values") if isinstance(test, dict) else None
-    if not isinstance(values, dict):
-        hint = "compile the Plan again without --no-self-test"
-        raise FrtcError("verify.no_vectors", "the Plan does not say where its programs keep their results", hint=hint)
-    return values
+    found = test.get("values") if isinstance(test, dict) else plan.evidence.get(RESULTS)
+    return found if isinstance(found, dict) else {}
 
 
 def _notes(plan: Plan) -> list[tuple[str, str]]:

@@ -12,6 +12,8 @@ from frtc.codegen.places import Place
 from frtc.lowering.ir import Module, Node, Repeat, Run, Step
 from frtc.lowering.strided import Strided
 
+RESULTS = "results"  # in the evidence of a Plan without a self-test: what `results_of` found
+
 
 def counters(steps: tuple[Step, ...]) -> Iterator[tuple[str, str]]:
     """(program, name of the input that counts the rounds of the repeat around it)."""

@@ -40,13 +40,23 @@ from frtc.lowering.ops import const
 from frtc.passes.quantize import SCALE
 from frtc.policy import TOKENIZER
 from frtc.precision import RecordedScales, parameters
-from frtc.recorded import kept_tokenizer, recorded_config, recorded_options, results_in, tokenizer_was_chosen
+from frtc.recorded import (
+    kept_results,
+    kept_tokenizer,
+    recorded_config,
+    recorded_options,
+    recorded_scales,
+    results_in,
+    tokenizer_was_chosen,
+)
 from frtc.report import facts_text, flat
+from frtc.results import RESULTS
 from frtc.runtime.plan import Program
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.policy import Assumption, Policy, Tokens
 from frtc.scales import Scales, is_scale
 from frtc.scales_key import Key, options_digest, weight_files, weights_digest
+from frtc.verify_weights import differing
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +147,7 @@ def update(
     require_folder(out)  # after it: in place, a file that is no Plan is the input's fault
     chosen = chosen or Chosen()
     options = replace(recorded_options(old), self_test=chosen.self_test)
-    places = results_in(old) if chosen.self_test else {}
+    places = results_in(old) if chosen.self_test else kept_results(old)
     expressions = recipe_of(old)
     _require_scales(old, expressions, chosen.scales)
     opened = open_for(old, Path(checkpoint), options, chosen)
@@ -150,8 +160,8 @@ def update(
 
     def evidence(written: Path) -> dict[str, Any]:
         if chosen.scales_only:
-            _require_same_weights(old, open_plan(written, verify=False), expressions, opened)
-        test = {"self_test": self_test(written, places, progress)} if options.self_test else {}
+            _require_same_weights(old, open_plan(written, verify=False), expressions, opened, progress)
+        test = {"self_test": self_test(written, places, progress)} if options.self_test else {RESULTS: places}
         return evidence_of(opened, options) | _calibration(old, chosen.scales) | _versions(old) | test
 
     blobs = {name: bytes(data) for name, data in old.files().items()} | {TOKENIZER: opened.files.tokenizer}
@@ -241,12 +251,20 @@ def _require_own(scales: Scales | None, opened: Opened, policy: Policy) -> None:
         scales.require_key(key, ("weights", "options"))
 
 
-def _require_same_weights(old: Plan, new: Plan, expressions: Mapping[str, Node], opened: Opened) -> None:
-    for weight, before, after in zip(old.program.weights, old.sha256, new.sha256, strict=False):
-        if before != after and not has_scales({"": expressions[weight.name]}):
-            rows = [("plan", str(old.path)), ("checkpoint", str(opened.checkpoint)), ("first", weight.name)]
-            hint = "`frtc update PLAN CHECKPOINT --scales F.scales` puts another checkpoint into a Plan"
-            raise UsageError("calibrate.checkpoint", "the Plan was made of another checkpoint", rows, hint)
+def _require_same_weights(
+    old: Plan, new: Plan, expressions: Mapping[str, Node], opened: Opened, progress: Progress
+) -> None:
+    """Weights without scales are as they were; of the old scales the checkpoint makes what the Plan holds."""
+    pairs = zip(old.program.weights, old.sha256, new.sha256, strict=False)
+    changed = [weight.name for weight, before, after in pairs if before != after]
+    scaled = {name for name in changed if has_scales({"": expressions[name]})}
+    recorded = recorded_scales(old)
+    if recorded is not None:
+        scaled -= set(differing(old, parameters(opened.read, recorded), progress, scaled))
+    if others := [name for name in changed if name not in scaled]:
+        rows = [("plan", str(old.path)), ("checkpoint", str(opened.checkpoint)), ("first", others[0])]
+        hint = "`frtc update PLAN CHECKPOINT --scales F.scales` puts another checkpoint into a Plan"
+        raise UsageError("calibrate.checkpoint", "the Plan was made of another checkpoint", rows, hint)
 
 
 def _calibration(old: Plan, scales: Scales | None) -> dict[str, Any]:

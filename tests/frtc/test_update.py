@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 import frtc
 from frtc import compiler
 from frtc.codegen import build
+from frtc.codegen.plan_evidence import change_evidence
 from frtc.codegen.plan_writer import PlanWriter
 from frtc.codegen.recipe import RECIPE
 from frtc.compiler import CompileOptions, compile, silent
@@ -116,7 +117,7 @@ def test_the_same_checkpoint_gives_the_same_program(openpi: Old, tmp_path: Path)
     found = update(openpi.plan, openpi.checkpoint, tmp_path / "out.plan")
     assert not found.changed and found.plan_id == open_plan(openpi.plan).plan_id
     assert "self_test" in open_plan(openpi.plan).evidence
-    assert set(open_plan(tmp_path / "out.plan").evidence) == {"frtc", "source", "options", "config"}
+    assert set(open_plan(tmp_path / "out.plan").evidence) == {"frtc", "source", "options", "config", "results"}
 
 
 def test_a_new_self_test(openpi: Old, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,9 +128,13 @@ def test_a_new_self_test(openpi: Old, tmp_path: Path, capsys: pytest.CaptureFixt
     ours, theirs = open_plan(out).evidence, dict(open_plan(openpi.plan).evidence)
     theirs.pop("verified")  # what was proved of the old one, although its weights are the same
     assert ours == theirs and open_plan(out).plan_id == open_plan(openpi.plan).plan_id
-    update(openpi.plan, openpi.checkpoint, tmp_path / "untested.plan")
+    untested = tmp_path / "untested.plan"
+    plan_id = update(openpi.plan, openpi.checkpoint, untested).plan_id
+    update(untested, openpi.checkpoint, out, Chosen(self_test=True))  # an update without one keeps the places
+    assert open_plan(out).evidence == ours
+    assert change_evidence(untested, plan_id, lambda e: {k: v for k, v in e.items() if k != "results"}) == ""
     with pytest.raises(FrtcError) as refused:
-        update(tmp_path / "untested.plan", openpi.checkpoint, out, Chosen(self_test=True))
+        update(untested, openpi.checkpoint, out, Chosen(self_test=True))
     assert refused.value.code == "verify.no_vectors"
 
 
