@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from frtc.calibrate import Wishes
@@ -15,7 +16,9 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     given = parser.add_argument_group("observations")
     given.add_argument("--data", type=Path, metavar="DATA", help="LeRobot dataset's folder, or .npz")
     given.add_argument("--samples", type=count, default=8, metavar="N", help="observations, spread over the data")
-    given.add_argument("--seed", type=count, metavar="N", help="other observations, other noise")
+    given.add_argument(
+        "--seed", type=partial(count, least=0), default=0, metavar="N", help="other observations, other noise"
+    )
     given.add_argument("--data-camera", action="append", default=[], metavar="ROLE=KEY",
                        help="which of the data's cameras is which; once per camera")  # fmt: skip
     given.add_argument("--allow-synthetic", action="store_true", help="accept constant or random observations; the "
@@ -30,8 +33,16 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 def wishes(args: argparse.Namespace) -> Wishes:
     cameras = tuple(map(_pair, args.data_camera))
     return Wishes(
-        args.samples, args.seed or 0, args.method, args.headroom, cameras, args.allow_synthetic, args.device
+        args.samples, args.seed, args.method, args.headroom, cameras, args.allow_synthetic, args.device
     )  # fmt: skip
+
+
+def require_data(args: argparse.Namespace) -> None:
+    """What describes observations would be ignored where there are none."""
+    if args.data is None and wishes(args) != Wishes():
+        what = "options describe observations or scales to be found in them, and no observations are given"
+        hint = "--data DATA; or leave out --samples, --seed, --data-camera, --allow-synthetic, --device, --method, "
+        raise UsageError("calibrate.options", what, hint=hint + "--headroom")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -83,10 +83,10 @@ def _camera(text: str) -> tuple[str, str]:
     return role, key
 
 
-def count(text: str) -> int:
+def count(text: str, least: int = 1) -> int:
     """The type of an option that counts: argparse names the option, this the range."""
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MOST)) and 0 < int(text) <= MOST):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MOST}")
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MOST)) and least <= int(text) <= MOST):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {MOST}")
     return int(text)
 
 

@@ -175,4 +175,4 @@ def _rounds(shape: tuple[int, ...]) -> str:
 def _other_key(differ: list[str], whose: str) -> FrtcError:
     rows = [("differs", f"{part}: {PARTS[part]}") for part in differ]
     what = f"the scales are not of {whose}: " + ", ".join(differ)
-    return FrtcError("scales.key", what, rows, AGAIN)
+    return FrtcError("scales.key", what, rows, f"with the same options, {AGAIN}")

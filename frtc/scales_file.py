@@ -19,6 +19,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from errno import EISDIR
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,8 @@ def _opened(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
         if path.stat().st_size > MOST:
             raise _damaged(path, f"it has more than {MOST} bytes")
         with safe_open(path, framework="np") as file:

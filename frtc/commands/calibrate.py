@@ -12,7 +12,7 @@ import numpy as np
 from frtc.calibrate import Calibration, calibration
 from frtc.compiler import CompileOptions, require_python
 from frtc.console import Progress, Result, table
-from frtc.data_options import add_data_options, wishes
+from frtc.data_options import add_data_options, require_data, wishes
 from frtc.errors import UsageError
 from frtc.options import add_policy_options, choices, policy_options
 from frtc.policy_options import PolicyOptions
@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> Result:
     if (args.data is None) == (args.scales is None) or (args.scales is not None and args.into is None):
         hint = "--data DATA; or, with --into PLAN, --scales FILE"
         raise UsageError("calibrate.source", "say where the scales come from", hint=hint)
+    require_data(args)
     progress = Progress()
     try:
         return _into(args, progress) if args.into else _file(args, progress)

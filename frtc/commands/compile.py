@@ -18,7 +18,7 @@ from frtc.compiler import (
     target_named,
 )
 from frtc.console import Progress, Result
-from frtc.data_options import add_data_options, wishes
+from frtc.data_options import add_data_options, require_data, wishes
 from frtc.debug_options import add_debug_options, settings_of
 from frtc.errors import UsageError
 from frtc.options import add_policy_options, choices, policy_options
@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> Result:
 
 def _scales(args: argparse.Namespace, chosen: CompileOptions, progress: Progress) -> Scales | None:
     """From the file, or found on the way; what would not use them is refused before the model runs."""
+    require_data(args)
     if args.scales is not None and args.data is not None:
         raise UsageError("calibrate.source", "--scales and --data: one of them", hint="--scales FILE, or --data DATA")
     if args.scales is not None:

@@ -124,7 +124,21 @@ def test_checkpoint(name: str, demo: Demo, tmp_path: Path, capsys: Capture) -> N
 OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "unknown arch": (("compile", "CK", "--arch", "thorr"), 2, "option.arch"),
     "no arch": (("compile", "CK"), 2, "usage.option"),
-    "unknown precision": (("compile", "CK", "--arch", "thor", "--precision", "fp8"), 2, "usage.option"),
+    "unknown precision": (("compile", "CK", "--arch", "thor", "--precision", "int8"), 2, "option.precision"),
+    "no precision file": (("compile", "CK", "--arch", "thor", "--precision", "no.toml"), 2, "precision.file"),
+    "fp8 where there is none": (("compile", "CK", "--arch", "orin", "--precision", "fp8"), 2, "option.precision"),
+    "scales of a Plan": (
+        ("compile", "CK", "--arch", "thor", "--precision", "fp8", "--scales", "PLAN"), 4, "scales.format",
+    ),
+    "data that no option names": (
+        ("compile", "CK", "--arch", "thor", "--precision", "fp8", "--allow-synthetic"), 2, "calibrate.options",
+    ),
+    "a seed of none": (("calibrate", "CK", "--into", "PLAN", "--scales", "x", "--seed", "3"), 2, "calibrate.options"),
+    "scales from nowhere": (("calibrate", "CK", "--seed", "0"), 2, "calibrate.source"),
+    "scales over weights": (
+        ("calibrate", "CK", "--data", "x.npz", "-o", "CK/model.safetensors"), 2, "output.exists",
+    ),
+    "a Plan without static scales": (("calibrate", "CK", "--data", "x.npz", "--into", "PLAN"), 2, "calibrate.plan"),
     "no such checkpoint": (("compile", "nowhere", "--arch", "thor"), 4, "checkpoint.not_found"),
     "unknown camera": (("compile", "CK", "--arch", "thor", "--camera", "base=base_1_rgb"), 2, "policy.cameras"),
     "camera without key": (("compile", "CK", "--arch", "thor", "--camera", "base"), 2, "policy.cameras"),
