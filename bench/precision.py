@@ -219,7 +219,8 @@ def synthetic(kind: str, folder: Path) -> tuple[Subject, Module]:
     rng, inputs = np.random.default_rng(0), {}
     for name, type in wide.inputs.items():
         if is_float(type.dtype):
-            inputs[name] = rng.uniform(-1, 1, type.shape).astype(np.float32)
+            low = 0 if name == "images" else -1
+            inputs[name] = rng.uniform(low, 1, type.shape).astype(np.float32)
         else:
             inputs[name] = rng.integers(3, 200, type.shape).astype({"u8": np.uint8}.get(type.dtype, np.int32))
     inputs["n"] = np.array(20, np.int32)

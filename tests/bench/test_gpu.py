@@ -58,7 +58,7 @@ def test_times_of_a_plan_and_its_rivals(tmp_path: Path, scratch: Path, monkeypat
     bars = gpu_bench.bench("smolvla", [shape], [rival], "cpu", counts, {"device": "none"})
     written = json.loads((tmp_path / "gpu_bench_smolvla_tiny.json").read_text())
     ours, theirs = written["rows"]
-    assert bars["graph nodes"] and written["policy"] == "smolvla" and theirs["shape"] == "v2-p48-c50"
+    assert bars[f"graph nodes {gpu_bench.label_of(ours)}"] and written["policy"] == "smolvla" and theirs["shape"] == "v2-p48-c50"
     assert {"vision", "prefix", "denoise"} <= ours["parts_us"].keys() and ours["device_us"]["p50"] > 0
     assert ours["changing_prompts_us"]["count"] == counts.changing
 
