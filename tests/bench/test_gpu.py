@@ -58,7 +58,8 @@ def test_times_of_a_plan_and_its_rivals(tmp_path: Path, scratch: Path, monkeypat
     bars = gpu_bench.bench("smolvla", [shape], [rival], "cpu", counts, {"device": "none"})
     written = json.loads((tmp_path / "gpu_bench_smolvla_tiny.json").read_text())
     ours, theirs = written["rows"]
-    assert bars[f"graph nodes {gpu_bench.label_of(ours)}"] and written["policy"] == "smolvla" and theirs["shape"] == "v2-p48-c50"
+    assert bars[f"graph nodes {gpu_bench.label_of(ours)}"]
+    assert written["policy"] == "smolvla" and theirs["shape"] == "v2-p48-c50"
     assert {"vision", "prefix", "denoise"} <= ours["parts_us"].keys() and ours["device_us"]["p50"] > 0
     assert ours["changing_prompts_us"]["count"] == counts.changing
 
@@ -113,10 +114,14 @@ def test_relative_error_of_what_is_not_finite() -> None:
     assert gpu_model.relative_error(np.array([1, np.nan, 1], np.float32), one) == float("inf")
 
 
+@pytest.mark.full
 def test_an_fp8_plan_is_calibrated_and_checked(
     tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole rehearsal: scales, Plan, the same program in PyTorch, the same bars but for what only full size has."""
+    """The whole rehearsal: scales, Plan, the same program in PyTorch, the same bars but for what only full size has.
+
+    It takes more than a minute of CPU; three rounds of every policy are compared in tests/truth/test_fp8.py.
+    """
     monkeypatch.setattr("bench.full_model.SCRATCH", scratch)
     monkeypatch.setenv("OUT", str(tmp_path))
     shape = Shape("pi05", prompt=12, horizon=10, size="tiny", precision="fp8")
