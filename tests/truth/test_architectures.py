@@ -18,7 +18,7 @@ from frtc.trace import trace
 from tests.models.truth import KINDS
 from tests.truth.architectures import draw, random_inputs, random_model
 from tests.truth.emulated import Emulated
-from tests.truth.traced import Array, Runner, Subject, ask, optimised
+from tests.truth.traced import Answer, Array, Runner, Subject, ask, optimised
 
 STAGE_BAR, LOOP_BAR = 1e-5, 1e-4  # relative, float32: each result of each stage, and end to end (docs/design.md, 9)
 PLAN_BAR = 4e-3  # a Plan's emulated calls against the module as typed: both use the same references
@@ -62,12 +62,27 @@ def check(kind: str, number: int) -> None:
     for name, value in expected.items():
         rows = np.s_[:, :valid] if name.startswith(("k.", "v.")) else np.s_[:]
         bar = LOOP_BAR if name == "actions" else STAGE_BAR
-        assert relative_error(found.env[name][rows], value[rows]) <= bar, name
+        near = relative_error(found.env[name][rows], value[rows]) <= bar
+        assert near or (name == "actions" and nearer(found.actions, value, exactly(one).actions, bar)), name
     for k, (v, w) in enumerate(zip(found.velocity, one.velocity, strict=True)):
-        assert relative_error(v, w) <= STAGE_BAR, f"velocity of step {k}"
+        near = relative_error(v, w) <= STAGE_BAR
+        assert near or nearer(v, w, exactly(one).velocity[k], STAGE_BAR), f"velocity of step {k}"
     counted = launches(module)
     for name, ops in expected_launches(draw(kind, number)).items():
         assert counted[name] == ops, name
+
+
+def exactly(one: Subject) -> Answer:
+    """The traced module before any pass, in float64."""
+    return ask(one, one.module, "exact")
+
+
+def nearer(found: Array, eager: Array, exact: Array, bar: float) -> bool:
+    """Some random architectures are ill-conditioned, and eager float32 errs by more than the bar: then float64 decides.
+
+    Within the bar of it, or within twice what eager errs.
+    """
+    return relative_error(found, exact) <= max(bar, 2 * relative_error(eager, exact))
 
 
 def check_plan(kind: str, number: int, runner: Runner) -> None:
