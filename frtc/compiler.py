@@ -50,6 +50,7 @@ from frtc.precision import (
     require_known,
     require_no_fallen,
     require_possible,
+    require_used,
 )
 from frtc.report import CompileReport
 from frtc.results import RESULTS, results_of
@@ -232,13 +233,6 @@ def resolved(options: CompileOptions, target: Target) -> Asked:
     asked = Asked(options.precision or default_kind(target), options.stages, options.keep)
     require_possible(asked, target)
     return asked
-
-
-def require_used(given: bool, asked: Asked) -> None:
-    """Activation scales mean nothing to a Plan whose activations have 16 bits."""
-    if given and "fp8" not in (asked.kind, *(kind for _, kind in asked.stages)):
-        hint = "--precision fp8 uses them"
-        raise UsageError("option.scales", f"precision {asked.kind} has no activation scales", hint=hint)
 
 
 @fresh_nodes()

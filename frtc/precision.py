@@ -93,6 +93,13 @@ def require_possible(asked: Asked, target: Target) -> None:
         raise UsageError("option.precision", what, [("asked", "fp8"), ("possible", "bf16, w8a16")], hint)
 
 
+def require_used(given: bool, asked: Asked) -> None:
+    """Activation scales mean nothing to a Plan whose activations have 16 bits."""
+    if given and "fp8" not in (asked.kind, *(kind for _, kind in asked.stages)):
+        hint = "--precision fp8 uses them"
+        raise UsageError("option.scales", f"precision {asked.kind} has no activation scales", hint=hint)
+
+
 def require_known(asked: Asked, module: Module) -> None:
     """Every stage and pattern of the file names something."""
     names = Precision("fp8", dict(asked.stages), asked.keep).unknown(module)

@@ -13,7 +13,6 @@ from frtc.compiler import (
     open_model,
     optimise,
     require_python,
-    require_used,
     resolved,
     target_named,
 )
@@ -22,7 +21,7 @@ from frtc.data_options import add_data_options, require_data, wishes
 from frtc.debug_options import add_debug_options, settings_of
 from frtc.errors import UsageError
 from frtc.options import add_policy_options, choices, policy_options
-from frtc.precision import read_precision
+from frtc.precision import read_precision, require_used
 from frtc.scales import Scales
 from frtc.scales_file import read_scales
 
