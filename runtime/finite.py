@@ -38,7 +38,9 @@ def _refusal(executor: Executor, name: str, array: Array) -> CheckFailed:
     found = _first_bad(executor)
     if found:
         stage, call = found
-        rows.append(("first", f"stage {stage}, {call.op} ({call.name})"))
+        once = sum(name == stage for name, _ in unrolled(executor.program.schedule)) == 1
+        # In a loop the next rounds carried it to every call: the stage is certain, the call is not.
+        rows.append(("first", f"stage {stage}" + (f", {call.op} ({call.name})" if once else "")))
     what = f"{name} of this run is not finite: nothing is sent to the robot"
     return CheckFailed("run.nonfinite", what, rows, "`frtc verify --bisect` names the first call that departs")
 

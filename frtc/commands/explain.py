@@ -26,7 +26,7 @@ from frtc.lowering.text import parse, parse_module
 from frtc.options import add_policy_options, choices, policy_options
 from frtc.passes.precision import Precision
 from frtc.passes.standard import pipeline
-from frtc.precision import default_kind, read_precision, require_possible
+from frtc.precision import default_kind, read_precision, require_known, require_possible
 
 SHOWN = 3  # kernels not taken; --all shows every one
 
@@ -54,7 +54,12 @@ def run(args: argparse.Namespace) -> Result:
         module = import_module(opened, progress=progress)
         progress.close()
     precision = Precision(asked.kind or default_kind(target), dict(asked.stages), asked.keep)
-    found = explain(module, pipeline(implements(target, families), precision), target, families)
+
+    def named(front: Module) -> Module:
+        require_known(asked, front)
+        return front
+
+    found = explain(module, pipeline(implements(target, families), precision, front=named), target, families)
     return Result(_text(found, args.node or "", args.all), found.data())
 
 
