@@ -24,7 +24,12 @@ from tests.codegen.emulated import built, module_of
 
 MOVES = frozenset({"cast", "concat", "reshape", "transpose", "broadcast", "slice", "pad", "quantize", "write", "view"})
 POLICIES = ("pi05", "pi0", "smolvla")
-WAYS = (("hopper", "bf16"), ("orin", "bf16"), ("hopper", "fp8"), ("orin", "w8a16"))
+WAYS = (
+    ("hopper", "fp8"),
+    ("orin", "w8a16"),
+    pytest.param("hopper", "bf16", marks=pytest.mark.full),
+    pytest.param("orin", "bf16", marks=pytest.mark.full),
+)
 BETWEEN_PROGRAMS = "let.x_t"
 
 

@@ -34,6 +34,7 @@ from tests.lowering.every_op import EXAMPLES, graph_of, leaf
 
 Array = np.ndarray[Any, Any]
 KINDS = {"pi05": "openpi", "pi0": "jax", "smolvla": "lerobot"}
+IN_TIER = ["pi05", pytest.param("pi0", marks=pytest.mark.full), "smolvla"]
 # Relative. Sums in another order flip roundings to bf16 (4e-3 of a number): few in one node, what follows in a stage.
 ONE_OP, ONE_NODE, STAGE = 1e-6, 1e-3, 8e-3
 
@@ -209,7 +210,7 @@ def programs(module: Module, env: dict[str, Array]) -> Iterator[tuple[Graph, int
 
 
 @pytest.mark.parametrize("passes", ["front", "all"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", IN_TIER)
 def test_every_node(kind: str, passes: str, folder: Path) -> None:
     """Each node of each program, from the operands that the interpreter has: nothing adds up."""
     module, tensors, inputs = optimised(kind, passes, folder)
@@ -241,7 +242,7 @@ def alone(node: Node, values: dict[Node, Array], graph: Graph) -> Iterator[tuple
 
 
 @pytest.mark.parametrize("passes", ["front", "all"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", IN_TIER)
 def test_every_stage(kind: str, passes: str, folder: Path) -> None:
     """Each program from the interpreter's own inputs; then the whole schedule."""
     module, tensors, inputs = optimised(kind, passes, folder)

@@ -96,7 +96,7 @@ def policy_of(kind: str) -> Policy:
     return Policy(shape, opened, import_module(opened), reference)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["pi05", pytest.param("pi0", marks=pytest.mark.full), "smolvla"])
 def policy(request: pytest.FixtureRequest, scratch: Path) -> Policy:
     return policy_of(request.param)
 
