@@ -12,6 +12,7 @@ from frtc.commands.explain import read_ir
 from frtc.compiler import CompileOptions, import_module, open_model
 from frtc.explain import LEAVES, OUTCOMES, Explanation, explain
 from frtc.kernels.targets import load_targets
+from frtc.lowering.ir import fresh_nodes
 from frtc.passes.standard import pipeline
 from tests.cli.face import call
 from tests.conftest import Demo
