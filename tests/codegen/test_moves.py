@@ -26,7 +26,7 @@ MOVES = frozenset({"cast", "concat", "reshape", "transpose", "broadcast", "slice
 POLICIES = ("pi05", "pi0", "smolvla")
 WAYS = (
     ("hopper", "fp8"),
-    ("orin", "w8a16"),
+    pytest.param("orin", "w8a16", marks=pytest.mark.full),
     pytest.param("hopper", "bf16", marks=pytest.mark.full),
     pytest.param("orin", "bf16", marks=pytest.mark.full),
 )

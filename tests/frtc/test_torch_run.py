@@ -34,7 +34,7 @@ from tests.lowering.every_op import EXAMPLES, graph_of, leaf
 
 Array = np.ndarray[Any, Any]
 KINDS = {"pi05": "openpi", "pi0": "jax", "smolvla": "lerobot"}
-IN_TIER = ["pi05", pytest.param("pi0", marks=pytest.mark.full), "smolvla"]
+IN_TIER = ["pi05", pytest.param("pi0", marks=pytest.mark.full), pytest.param("smolvla", marks=pytest.mark.full)]
 # Relative. Sums in another order flip roundings to bf16 (4e-3 of a number): few in one node, what follows in a stage.
 ONE_OP, ONE_NODE, STAGE = 1e-6, 1e-3, 8e-3
 
