@@ -22,7 +22,7 @@ def name_weights(module: Module) -> Module:
     for graph in module.graphs:
         for expression in _constants(graph):
             if expression not in named:
-                named[expression] = _unique(_describe(expression), taken)
+                named[expression] = unique(_describe(expression), taken)
     outputs = tuple(sorted((name, e) for e, name in named.items()))
     weights = rebuild(Graph("weights", (), outputs), lambda old, new: known[old["name"]] if old.op == "weight" else new)
     fresh = {e: weight(name, e.t) for e, name in named.items()}
@@ -50,14 +50,14 @@ def _describe(expression: Node) -> str:
     while level:
         names = list(dict.fromkeys(n["name"] for n in level if n.op == "weight"))
         if names:
-            shared = _shared(names)
+            shared = common_part(names)
             return (shared + "|".join(n[len(shared) :] for n in names))[:MAX_NAME]
         seen.update(level)
         level = list(dict.fromkeys(a for n in level for a in n.operands if a not in seen))
     return f"table.{expression.op}"
 
 
-def _shared(names: list[str]) -> str:
+def common_part(names: list[str]) -> str:
     """The leading parts that all names have, up to a point; "" or ends with one."""
     shared = ""
     for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
@@ -67,7 +67,8 @@ def _shared(names: list[str]) -> str:
     return shared
 
 
-def _unique(name: str, taken: set[str]) -> str:
+def unique(name: str, taken: set[str]) -> str:
+    """The name, or with a number behind it where it is taken; then it is taken, too."""
     candidate, number = name, 1
     while candidate in taken:
         number += 1

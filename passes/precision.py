@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from frtc.lowering.ir import Module
-from frtc.passes.sites import PRODUCTS, sites_of
+from frtc.passes.sites import PRODUCTS, loops_of, product_flops, sites_of
 
 KINDS = ("bf16", "fp8", "w8a16")
 
@@ -69,14 +69,12 @@ def shares_of(module: Module) -> list[Share]:
 
 
 def _products(module: Module) -> list[tuple[str, str, float]]:
-    rounds = {site.program: site.rounds or 1 for site in sites_of(module)}
-    found = []
+    loops, found = loops_of(module), []
     for graph in module.graphs:
+        _, rounds = loops.get(graph.name, ("", 1))
         for node in graph.nodes:
             if node.op in PRODUCTS and not node.is_const:
                 x, w = node.operands[:2]
                 kind = "fp8" if x.dtype == "e4m3" else "w8a16" if w.dtype == "e4m3" else x.dtype
-                flops = 2.0 * x.t.size * sum(a.shape[0] for a in node.args[1:2] if a is not None)
-                twice = 2 if node.op == "gated_linear" and node.args[2] is not None else 1
-                found.append((graph.name, kind, flops * twice * rounds.get(graph.name, 1)))
+                found.append((graph.name, kind, product_flops(node) * rounds))
     return found

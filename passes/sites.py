@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frtc.lowering.ir import Module, Node, Repeat, Run, Step, walk
+from frtc.passes.name_weights import common_part, unique
 
 PRODUCTS = frozenset({"linear", "gated_linear", "linear_norm", "linear_rope_qkv"})
 SIXTEEN_BITS = ("bf16", "f16")
@@ -40,12 +41,12 @@ class GemmSite:
 def sites_of(module: Module) -> tuple[GemmSite, ...]:
     """In the order of programs and of their nodes; two uses of one weight have names of their own."""
     found: list[GemmSite] = []
-    loops, taken = dict(_loops(module.schedule)), set[str]()
+    loops, taken = loops_of(module), set[str]()
     for graph in module.graphs:
         index, rounds = loops.get(graph.name, ("", None))
         for node in graph.nodes:
             if is_site(node):
-                name = _unique(site_name(node), taken)
+                name = unique(site_name(node), taken)
                 found.append(GemmSite(name, graph.name, node, rounds, index, product_flops(node) * (rounds or 1)))
     return tuple(found)
 
@@ -82,23 +83,9 @@ def site_name(node: Node) -> str:
     return shared + "|".join(name[len(shared) :] for name in names)
 
 
-def common_part(names: list[str]) -> str:
-    """The leading parts that all names have, up to a point; "" or ends with one."""
-    shared = ""
-    for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared += f"{parts[0]}."
-    return shared
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    candidate, number = name, 1
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}~{number}"
-    taken.add(candidate)
-    return candidate
+def loops_of(module: Module) -> dict[str, tuple[str, int]]:
+    """Program -> (index, count) of the innermost repeat around it."""
+    return dict(_loops(module.schedule))
 
 
 def _loops(steps: tuple[Step, ...], around: Repeat | None = None) -> Iterator[tuple[str, tuple[str, int]]]:
