@@ -136,4 +136,23 @@ __device__ __forceinline__ u32 atomic_add_acq_rel(u32* counter, u32 value) {
     return old;
 }
 
+// ---- programmatic dependent launch ----------------------------------------------------------------------------------
+
+// A launch may begin before those it depends on have ended (an "early" launch of a Plan). The kernel then waits itself:
+// grid_wait() returns when all grids before this one are complete and what they wrote is visible. Every thread calls it
+// before it reads or writes anything but weights, which nobody writes. In a launch that is not early it returns at once.
+__device__ __forceinline__ void grid_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets early launches behind this one begin once every block has called it or ended. It says nothing about memory: what
+// this grid writes before or after it is visible behind the other's grid_wait(), which waits until this grid is complete.
+__device__ __forceinline__ void grid_release() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 }  // namespace frtc

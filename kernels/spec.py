@@ -55,6 +55,7 @@ class Param:
 
     kind     "operand" and "result": pointer to element 0 of operand or result `value` (a null pointer where absent);
              "scratch": pointer `value` bytes into this op's scratch; "counters": the same into this op's counters;
+             "tensormap": tensor map `value` of the stage, 128 bytes by value, aligned to 64;
              "i32", "i64", "f32": the number `value`
     """
 
@@ -63,12 +64,38 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A matrix, or an array of up to five axes, as the tensor memory accelerator copies boxes of it.
+
+    of        Param("operand", i) or Param("result", i): element 0 of the map is element 0 of that operand
+    dtype     of the elements, a name of kernels/dtypes.py
+    extents   of the array in elements, innermost axis first; the innermost axis has no gaps
+    strides   in BYTES of every axis but the innermost, multiples of 16
+    box       what one copy moves, in elements, axes as in `extents`, each 1 to 256
+    swizzle   0, 32, 64 or 128 bytes; a row of the box is not longer, unless it is 0
+
+    Elements outside the extents read as zeros and are not written. L2 promotion is 128 bytes, 256 where a row of the
+    array has that many.
+    """
+
+    of: Param
+    dtype: str
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One launch of one device function.
 
-    source    the template file in kernels/ ("smxx_gemm.cuh"), or a jinja2 file ("smxx_pointwise.cu.j2") with `context`
-    entry     the C++ template-id to instantiate: "frtc::gemm<__nv_bfloat16, 128, 64, 32>"
-    smem      dynamic shared memory in bytes
+    source      the template file in kernels/ ("smxx_gemm.cuh"), or a jinja2 file ("smxx_pointwise.cu.j2") with `context`
+    entry       the C++ template-id to instantiate: "frtc::gemm<__nv_bfloat16, 128, 64, 32>"
+    smem        dynamic shared memory in bytes
+    tensormaps  what parameters of kind "tensormap" are
+    waits       every thread calls grid_wait() (kernels/ptx.cuh) before it touches anything but weights, so that the
+                launch may begin before those that it depends on have ended
     """
 
     source: str
@@ -78,6 +105,8 @@ class Stage:
     smem: int
     params: tuple[Param, ...]
     context: Mapping[str, Any] = field(default_factory=dict)
+    tensormaps: tuple[TensorMap, ...] = ()
+    waits: bool = False
 
 
 Config = Mapping[str, Any]  # one candidate: template arguments by name
