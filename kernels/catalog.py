@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from frtc import plugins
 from frtc.errors import FrtcError
 from frtc.kernels.spec import Config, Kernel, Site
+from frtc.kernels.tactic import Pick, Tactics, pick
 from frtc.kernels.targets import Target
 
 # Each module holds a tuple KERNELS.
@@ -32,15 +33,19 @@ MODULES = [
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernel and config for a site, its estimated time, and (kernel [config], reason) for each one not taken."""
+    """The kernel and config for a site, its estimated time, (kernel [config], reason) for each one not taken, and what
+    measured tactics said."""
 
     kernel: Kernel
     config: Config
     cost_us: float
     rejected: tuple[tuple[str, str], ...] = ()
+    pick: Pick = Pick()
 
     def __str__(self) -> str:
-        lines = [f"{label(self.kernel, self.config)}: {self.cost_us:.1f} us estimated"]
+        tactic = self.pick.tactic
+        measured = f", {tactic.us:.1f} us measured ({self.pick.origin})" if tactic else ""
+        lines = [f"{label(self.kernel, self.config)}: {self.cost_us:.1f} us estimated{measured}"]
         return "\n".join([*lines, *(f"  not {name}: {reason}" for name, reason in self.rejected)])
 
 
@@ -54,9 +59,10 @@ class NoKernel(FrtcError):
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """An ordered set of kernels."""
+    """An ordered set of kernels, and measured tactics that decide before the target's table and the cost model do."""
 
     kernels: tuple[Kernel, ...]
+    tactics: tuple[Tactics, ...] = ()
 
     def kernels_for(self, op: str) -> tuple[Kernel, ...]:
         return tuple(kernel for kernel in self.kernels if kernel.op == op)
@@ -74,14 +80,15 @@ class Catalog:
                         yield Choice(kernel, config, kernel.cost(site, config, target))
 
     def select(self, site: Site, target: Target, families: Sequence[str] = ("baseline",)) -> Choice:
-        """The candidate with the least estimated time; the first of equals."""
+        """The candidate that was measured as fastest, else the one of least estimated time; the first of equals."""
         found = list(self.candidates(site, target, families))
         reasons = list(self._refusals(site, target, families))
         if not found:
             raise NoKernel(site, target, reasons)
-        best = min(found, key=lambda choice: choice.cost_us)
+        said = pick(self.tactics, site, target.name, [(c.kernel.name, c.config) for c in found], reasons)
+        best = min(found, key=lambda choice: choice.cost_us) if said.index is None else found[said.index]
         slower = [(label(c.kernel, c.config), f"{c.cost_us:.1f} us estimated") for c in found if c is not best]
-        return Choice(best.kernel, best.config, best.cost_us, (*reasons, *slower))
+        return Choice(best.kernel, best.config, best.cost_us, (*reasons, *slower, *said.ignored), said)
 
     def _refusals(self, site: Site, target: Target, families: Sequence[str]) -> Iterator[tuple[str, str]]:
         for kernel in self.kernels_for(site.op):
