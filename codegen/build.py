@@ -24,7 +24,7 @@ from frtc.lowering.ir import Let, Module, Node, Step
 from frtc.lowering.ir import Repeat as IrRepeat
 from frtc.lowering.ir import Run as IrRun
 from frtc.runtime import plan
-from frtc.runtime.plan import Call, Entry, Launch, Program, Repeat, Run, Slot, Stage, WeightEntry
+from frtc.runtime.plan import Call, Entry, Launch, Program, Repeat, Run, Slot, Stage, TensorMap, WeightEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +208,7 @@ def _stage(name: str, emitted: list[Emitted], target: Target, index: Mapping[Job
 def _call(e: Emitted, target: Target, index: Mapping[Job, int]) -> Call:
     launches = []
     for stage in _stages(e, target):
-        params = tuple((p.kind, p.value) for p in stage.params)
-        launches.append(Launch(index[Job.of(stage, target)], stage.grid, stage.block, stage.smem, params))
+        launches.append(_launch(stage, index[Job.of(stage, target)], target))
     return Call(
         name=e.name,
         op=e.site.op,
@@ -219,6 +218,22 @@ def _call(e: Emitted, target: Target, index: Mapping[Job, int]) -> Call:
         launches=tuple(launches),
         scratch=(e.scratch.offset, e.scratch.nbytes) if e.scratch else (0, 0),
         counters=(e.counters.offset, e.counters.nbytes) if e.counters else (0, 0),
+    )
+
+
+def _launch(stage: KernelStage, kernel: int, target: Target) -> Launch:
+    """It is early where the target can and the kernel waits: nobody else may be, the reader cannot tell."""
+    return Launch(
+        kernel,
+        stage.grid,
+        stage.block,
+        stage.smem,
+        params=tuple((p.kind, p.value) for p in stage.params),
+        tensormaps=tuple(
+            TensorMap((m.of.kind, int(m.of.value)), m.dtype, m.extents, m.strides, m.box, m.swizzle)
+            for m in stage.tensormaps
+        ),
+        early=stage.waits and "pdl" in target.has,
     )
 
 

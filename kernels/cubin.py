@@ -4,6 +4,8 @@ Layout read here (CUDA 13 cubins, seen with `readelf`): e_flags holds the SM in 
 of records (format u8, attribute u8, size u16, payload) of which 0x2f gives registers and 0x11 the stack frame, each as
 (symbol index u32, value u32); the size of `.nv.shared.<kernel>` is the static shared memory. In `.nv.info.<kernel>`,
 0x17 describes one parameter: index u32, ordinal u16, offset u16, flags u32 with the size in bytes from bit 18 on.
+`.text.<kernel>` is the code, instructions of 16 bytes whose lowest 12 bits are the operation; 0x82e is what PTX calls
+griddepcontrol.wait on sm_90, sm_110 and sm_120 (found by compiling one kernel with it and without).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 
 SIZED = 4  # record format whose payload length is the size field; the others carry their value in that field
 FRAME_SIZE, REGISTERS, PARAMETER = 0x11, 0x2F, 0x17
+INSTRUCTION, OPERATION, GRID_WAIT = 16, 0xFFF, 0x82E
 FUNCTION = 2  # STT_FUNC
 RESERVED_SMEM = 1024  # bytes at the start of shared memory that sm_90 and later keep for the system; counted in the ELF
 
@@ -70,6 +73,19 @@ def parameters_of(image: bytes, kernel: str) -> tuple[int, ...]:
                     _, ordinal, _, flags = struct.unpack("<IHHI", payload)
                     found[ordinal] = flags >> 18
     return tuple(found[i] for i in range(len(found)))
+
+
+def waits(image: bytes, kernel: str) -> bool:
+    """Whether a kernel waits, somewhere, for the grids before it: grid_wait() in ptx.cuh."""
+    return GRID_WAIT in operations_of(image, kernel)
+
+
+def operations_of(image: bytes, kernel: str) -> tuple[int, ...]:
+    """The operation of each instruction of a kernel, in the order of its code."""
+    _require_elf(image)
+    code = next(section for section in _sections(image) if section.name == f".text.{kernel}")
+    starts = range(code.offset, code.offset + code.size - INSTRUCTION + 1, INSTRUCTION)
+    return tuple(struct.unpack_from("<H", image, at)[0] & OPERATION for at in starts)
 
 
 def _static_smem(sections: dict[str, _Section], kernel: str, reserved: int) -> int:

@@ -17,7 +17,8 @@ import numpy as np
 
 from frtc.errors import EnvironmentFault, FrtcError
 from frtc.kernels.targets import load_targets
-from frtc.runtime.plan import BuiltFor, Launch
+from frtc.runtime import tensor_map
+from frtc.runtime.plan import BuiltFor, Launch, TensorMap
 
 VERSION_FILES = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
 READ_ONLY, PORTABLE = 8, 1  # flags of registered and of pinned memory
@@ -122,10 +123,15 @@ class Driver:
         node, _kept = self._node(function, launch, values)
         self.call("cuGraphExecKernelNodeSetParams", executable, place, node)
 
+    def encode(self, map: TensorMap, address: int) -> tensor_map.Cell:
+        """A tensor map as a kernel parameter."""
+        return tensor_map.cell_of(self.call("cuTensorMapEncodeTiled", *tensor_map.arguments(self.api, map, address)))
+
     def _node(self, function: Any, launch: Launch, values: Iterable[Any]) -> tuple[Any, Any]:
         """(node parameters, what must live until the driver has copied them)."""
         cells: list[Any] = [
-            C_TYPES.get(kind, ctypes.c_uint64)(value) for (kind, _), value in zip(launch.params, values, strict=True)
+            value if isinstance(value, tensor_map.Cell) else C_TYPES.get(kind, ctypes.c_uint64)(value)
+            for (kind, _), value in zip(launch.params, values, strict=True)
         ]
         table = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
         node = self.api.CUDA_KERNEL_NODE_PARAMS()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from frtc.runtime import tensor_map
 from frtc.runtime.driver import Driver
 from frtc.runtime.plan import ARENA, STATE, Call, Launch, Ref, Stage
 
@@ -100,17 +101,23 @@ class Graph:
             function = self.functions[node.launch.kernel]
             self.driver.set_kernel(self.executable, node.handle, function, node.launch, self._values(node))
 
-    def _values(self, node: Node) -> Iterator[int | float]:
+    def _values(self, node: Node) -> Iterator[int | float | tensor_map.Cell]:
         spaces = {"scratch": (ARENA, node.call.scratch[0]), "counters": (STATE, node.call.counters[0])}
         for kind, value in node.launch.params:
             if kind in ("operand", "result"):
-                ref = _ref(node.call, kind, int(value))
-                yield 0 if ref is None else self.addresses[ref.space + ref.slot] + ref.offset + node.round * ref.step
+                yield self._address(_ref(node.call, kind, int(value)), node.round)
+            elif kind == "tensormap":
+                map = node.launch.tensormaps[int(value)]
+                yield self.driver.encode(map, self._address(tensor_map.ref_of(map, node.call), node.round))
             elif kind in spaces:
                 space, offset = spaces[kind]
                 yield self.addresses[space] + offset + int(value)
             else:
                 yield value
+
+    def _address(self, ref: Ref | None, round: int) -> int:
+        """Null for an absent operand."""
+        return 0 if ref is None else self.addresses[ref.space + ref.slot] + ref.offset + round * ref.step
 
 
 def _ref(call: Call, kind: str, index: int) -> Ref | None:
@@ -119,7 +126,8 @@ def _ref(call: Call, kind: str, index: int) -> Ref | None:
 
 def _refs(node: Node) -> Iterator[Ref]:
     """What the launch is given the addresses of."""
-    for kind, value in node.launch.params:
-        ref = _ref(node.call, kind, int(value)) if kind in ("operand", "result") else None
+    named = [(kind, int(value)) for kind, value in node.launch.params if kind in ("operand", "result")]
+    for kind, index in (*named, *(map.of for map in node.launch.tensormaps)):
+        ref = _ref(node.call, kind, index)
         if ref is not None:
             yield ref

@@ -88,8 +88,8 @@ class _Reader:
     def __init__(self) -> None:
         self.refs: tuple[Ref, ...] = ()
         self.made: dict[Any, Callable[[Any], Any]] = {
-            int: _exactly(int), str: _exactly(str), int | float: _number, dict[str, Any]: _exactly(dict),
-            Mapping[str, Any]: _mapping, Run | Repeat: self._step,
+            int: _exactly(int), bool: _exactly(bool), str: _exactly(str), dict[str, Any]: _exactly(dict),
+            int | float: _number, Mapping[str, Any]: _mapping, Run | Repeat: self._step,
         }  # fmt: skip
 
     def manifest(self, data: dict[str, Any]) -> Manifest:
@@ -180,7 +180,8 @@ def _check_fields(value: Any, known: Set[str], needed: Set[str], kind: str) -> N
 def _exactly(kind: type) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if type(value) is not kind:
-            raise _Refused({int: "a whole number", str: "a text", dict: "a record"}[kind], value)
+            wants = {int: "a whole number", bool: "true or false", str: "a text", dict: "a record"}
+            raise _Refused(wants[kind], value)
         return value
 
     return read

@@ -42,6 +42,25 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMap:
+    """How the tensor memory accelerator sees an operand or a result; encoded when its address is known.
+
+    of        ("operand", i) or ("result", i): the map begins at element 0 of that Ref of the call and stays inside it
+    extents   in elements, innermost axis first; up to five axes
+    strides   bytes, of every axis but the innermost, which has no gaps
+    box       what one copy moves, in elements, axes as in `extents`
+    swizzle   bytes: 0, 32, 64 or 128
+    """
+
+    of: tuple[str, int]
+    dtype: str
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel launch.
 
@@ -49,7 +68,8 @@ class Launch:
     smem      dynamic shared memory, bytes
     params    (kind, value) in the kernel's order: "operand" and "result" take the address of that Ref of the call
               (null where the operand is absent), "scratch" the call's workspace plus `value` bytes, "counters" the same
-              for its counters, "i32", "i64", "f32" a number
+              for its counters, "tensormap" that entry of `tensormaps` by value, "i32", "i64", "f32" a number
+    early     it may begin before the launches that it depends on have ended: its kernel waits for them itself
     """
 
     kernel: int
@@ -57,6 +77,8 @@ class Launch:
     block: int
     smem: int
     params: tuple[tuple[str, int | float], ...]
+    tensormaps: tuple[TensorMap, ...] = ()
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

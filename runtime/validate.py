@@ -13,9 +13,10 @@ from functools import cache
 from itertools import pairwise
 
 from frtc.errors import FrtcError
-from frtc.kernels.cubin import parameters_of, resources_of, sm_of
+from frtc.kernels.cubin import parameters_of, resources_of, sm_of, waits
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.reference import REFERENCES
+from frtc.runtime import tensor_map
 from frtc.runtime.manifest import Manifest
 from frtc.runtime.plan import ARENA, SLOT, SPACES, STATE, WEIGHTS, Call, Launch, Program, Ref, Repeat, Run, Slot, Stage
 from frtc.runtime.policy import Policy
@@ -28,7 +29,9 @@ DEPTH_MOST = 8  # of repeats
 GRID_MOST, BLOCK_MOST = (2**31 - 1, 65535, 65535), 1024  # CUDA programming guide, all compute capabilities
 SMEM_MOST = 227 * 1024  # bytes of dynamic shared memory, the most of any target
 REGISTERS_MOST = 65536  # of a block
+EARLY_SM_LEAST = 90  # where a kernel can wait for those before it
 NUMBERS = {"i32": 4, "i64": 8, "f32": 4}  # parameter kinds that hold a number, and their bytes
+SIZES = {**NUMBERS, "tensormap": tensor_map.NBYTES}  # bytes of all kinds that are no addresses, which have 8
 MALFORMED = (ValueError, KeyError, IndexError, struct.error)  # what reading an ELF that is none raises
 POINTERS = ("operand", "result", "scratch", "counters")
 
@@ -191,13 +194,25 @@ class _Calls:
         if not 0 <= launch.smem <= self.program.kernels[launch.kernel].smem:
             raise bad(where, f"{launch.smem} bytes of shared memory")
         for kind, value in launch.params:
-            if kind not in NUMBERS and kind not in POINTERS:
+            if kind not in SIZES and kind not in POINTERS:
                 raise bad(where, f"parameter of unknown kind {kind!r}")
-            if not _fits(kind, value, call):
+            if not _fits(kind, value, call, launch):
                 raise bad(where, f"{kind} parameter {value}")
+        self._check_features(where, call, launch)
+
+    def _check_features(self, where: str, call: Call, launch: Launch) -> None:
+        """What only some GPUs have."""
+        sm = self.program.target.sm
+        if launch.early and sm < EARLY_SM_LEAST:
+            raise bad(where, f"an early launch, which sm_{sm} does not have")
+        if launch.tensormaps and sm < tensor_map.SM_LEAST:
+            raise bad(where, f"tensor maps, which sm_{sm} does not have")
+        for i, map in enumerate(launch.tensormaps):
+            if why := tensor_map.refuse(map, call):
+                raise bad(f"{where}, tensor map {i}", why)
 
 
-def _fits(kind: str, value: int | float, call: Call) -> bool:
+def _fits(kind: str, value: int | float, call: Call, launch: Launch) -> bool:
     if kind == "f32":
         return True
     if type(value) is not int:
@@ -205,6 +220,8 @@ def _fits(kind: str, value: int | float, call: Call) -> bool:
     if kind in NUMBERS:
         most = 1 << (8 * NUMBERS[kind] - 1)
         return -most <= value < most
+    if kind == "tensormap":
+        return 0 <= value < len(launch.tensormaps)
     if kind in ("operand", "result"):
         return 0 <= value < len(call.operands if kind == "operand" else call.results)
     return 0 <= value < max(1, (call.scratch if kind == "scratch" else call.counters)[1])
@@ -300,23 +317,30 @@ class _Segments:
 
 
 def check_cubins(program: Program, cubins: Mapping[str, bytes]) -> None:
-    """Each kernel is in its cubin, which was built for the target, and its parameters are those that launches give."""
+    """Each kernel is in its cubin, which was built for the target, takes the parameters that launches give, and waits
+    for those before it where a launch is early. That it does so before it touches what they wrote cannot be seen."""
     found = {name: _read_cubin(program, name, image) for name, image in cubins.items()}
-    sizes = []
+    sizes, early = [], {launch.kernel for launch in _launches(program) if launch.early}
     for i, entry in enumerate(program.kernels):
         if entry.symbol not in found[entry.cubin]:
             raise bad(f"kernels[{i}]", f"{entry.cubin} has no kernel {entry.symbol!r}")
         sizes.append(_parameters(entry.cubin, cubins[entry.cubin], entry.symbol))
+        if i in early and not waits(cubins[entry.cubin], entry.symbol):
+            raise bad(f"kernels[{i}]", f"{entry.symbol!r} does not wait, and a launch of it is early")
     for stage in program.stages:
         for k, call in enumerate(stage.calls):
             for launch in call.launches:
                 where = f"stage {stage.name}, call {k} ({call.op})"
-                given = tuple(NUMBERS.get(kind, 8) for kind, _ in launch.params)
+                given = tuple(SIZES.get(kind, 8) for kind, _ in launch.params)
                 if given != sizes[launch.kernel]:
                     raise bad(where, f"parameters of {given} bytes, the kernel takes {sizes[launch.kernel]}")
                 entry = program.kernels[launch.kernel]
                 if found[entry.cubin][entry.symbol] * launch.block > REGISTERS_MOST:
                     raise bad(where, f"{launch.block} threads need more registers than there are")
+
+
+def _launches(program: Program) -> Iterator[Launch]:
+    return (launch for stage in program.stages for call in stage.calls for launch in call.launches)
 
 
 def _read_cubin(program: Program, name: str, image: bytes) -> dict[str, int]:

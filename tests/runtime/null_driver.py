@@ -22,6 +22,12 @@ class Graph:
         self.nodes: list[tuple[int, list[int], str, Any]] = []
 
 
+class MapBytes(ctypes.Structure):
+    """An encoded tensor map among a kernel's arguments; its value is the number that the null driver wrote in it."""
+
+    _fields_ = (("value", ctypes.c_uint64), ("rest", ctypes.c_uint64 * 15))
+
+
 class Kernel:
     """What a kernel node was given, its arguments read through the pointers of the driver's interface."""
 
@@ -30,7 +36,7 @@ class Kernel:
         self.grid = (node.gridDimX, node.gridDimY, node.gridDimZ)
         self.block, self.smem = (node.blockDimX, node.blockDimY, node.blockDimZ), node.sharedMemBytes
         table = (ctypes.c_void_p * len(sizes)).from_address(int(node.kernelParams))
-        kinds = {4: ctypes.c_int32, 8: ctypes.c_uint64}
+        kinds = {4: ctypes.c_int32, 8: ctypes.c_uint64, 128: MapBytes}
         self.arguments = [kinds[size].from_address(at).value for size, at in zip(sizes, table, strict=True)]  # type: ignore[arg-type]
 
 
@@ -48,11 +54,12 @@ class NullApi:
         self.functions: dict[int, str] = {}
         self.pinned: dict[int, Any] = {}
         self.kernels: dict[int, Kernel] = {}  # by node, as last set
+        self.maps: list[tuple[Any, ...]] = []  # arguments of every encoding
         self.contexts = 0
         self.next = 0x10_0000_0000
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("cu"):
+        if not name.startswith("cu") or name.startswith("cuuint"):
             return getattr(cu, name)
         do = getattr(self, f"do_{name}", None)
 
@@ -172,6 +179,13 @@ class NullApi:
         handle = self.fresh()
         graph.nodes.append((handle, list(after), "event", event))
         return handle
+
+    def do_cuTensorMapEncodeTiled(self, *arguments: Any) -> Any:
+        """A map whose first word is its place in `maps`."""
+        encoded = cu.CUtensorMap()
+        ctypes.c_uint64.from_address(encoded.getPtr()).value = len(self.maps)
+        self.maps.append(arguments)
+        return encoded
 
     def do_cuGraphInstantiate(self, graph: Graph, flags: int) -> Graph:
         return graph
