@@ -187,5 +187,6 @@ ATEN: dict[str, Lowering] = {
     **{name: _bitwise(ops.or_) for name in ("bitwise_or.Tensor", "__or__.Tensor")},
     "bitwise_not.default": _bitwise(ops.not_),
     "dropout.default": dropout,
-    **{f"{name}.default": identity for name in ("_to_copy", "type_as", "clone", "detach", "alias")},
+    **{f"{name}.default": identity for name in ("_to_copy", "type_as", "clone", "detach", "alias", "contiguous")},
+    **{f"to.{kind}": identity for kind in ("dtype", "device")},
 }

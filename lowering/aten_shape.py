@@ -125,9 +125,10 @@ def diff(c: Call, x: Node, n: int = 1, dim: int = -1, prepend: Node | None = Non
 
 
 ATEN: dict[str, Lowering] = {
-    **{f"{name}.default": view for name in ("view", "_unsafe_view", "squeeze", "unsqueeze")},
+    **{f"{name}.default": view for name in ("view", "_unsafe_view", "reshape", "view_as", "squeeze", "unsqueeze")},
+    **{name: view for name in ("flatten.using_ints", "unflatten.int")},
     **{f"squeeze.{kind}": view for kind in ("dim", "dims")},
-    "expand.default": expand,
+    **{f"{name}.default": expand for name in ("expand", "expand_as")},
     "repeat.default": repeat,
     "repeat_interleave.self_int": repeat_interleave,
     "permute.default": permute,
@@ -135,7 +136,7 @@ ATEN: dict[str, Lowering] = {
     "t.default": transpose,
     "slice.Tensor": slice_,
     "select.int": select,
-    **{name: split for name in ("split.Tensor", "split_with_sizes.default")},
+    **{name: split for name in ("chunk.default", "split.Tensor", "split_with_sizes.default")},
     "unbind.int": unbind,
     "cat.default": cat,
     "stack.default": stack,

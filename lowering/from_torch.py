@@ -1,8 +1,9 @@
 """torch.export -> raw IR: one program of an unmodified nn.Module.
 
-`torch.export(strict=False)` gives the torch.fx graph, `run_decompositions({})` makes it functional and keeps the large
-ops (linear, attention, norms, gelu) whole. Each ATen call becomes one or a few IR ops by the tables in aten_*.py;
-nothing is recognised here, that is the work of the passes.
+`torch.export(strict=False)` gives the torch.fx graph. Where that changes a tensor in place, or calls what has no row in
+the tables, `run_decompositions({})` makes it functional and keeps the large ops (linear, attention, norms, gelu) whole:
+it traces everything again, which takes as long as the export. Each ATen call becomes one or a few IR ops by the tables
+in aten_*.py; nothing is recognised here, that is the work of the passes.
 
     parameters              weights by their qualified name; never materialised, so modules on the meta device will do
     buffers that change     states, and so are those that another program of the model changes (`states`)
@@ -13,9 +14,11 @@ nothing is recognised here, that is the work of the passes.
 
 from __future__ import annotations
 
+import gc
 import operator
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -83,16 +86,43 @@ def export(module: nn.Module, example_inputs: tuple[Any, ...], name: str) -> Exp
         hint = "call .eval() on it; dropout and batch statistics have no place in a compiled policy"
         raise FrtcError("lowering.training", f"the module of program {name} is in training mode", hint=hint)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), _no_collections():
             warnings.simplefilter("ignore")
             traced: ExportedProgram = torch.export.export(module, example_inputs, strict=False)
-            return cast(ExportedProgram, traced.run_decompositions({}))
+            return traced if is_plain(traced) else cast(ExportedProgram, traced.run_decompositions({}))
     except Exception as error:
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         rows = [("torch", f"{type(error).__name__}: {first[0]}"), ("source", source_of(error))]
         data = "data-dependent" in str(error) or "Unbacked" in str(error)
         hint = DATA_HINT if data else "the module itself fails on tensors without values; see the line"
         raise FrtcError("lowering.export", f"torch.export cannot trace program {name}", rows, hint) from None
+
+
+def is_plain(program: ExportedProgram) -> bool:
+    """Are all its calls functional, and in the tables?"""
+    table = load()
+    calls = [n for n in program.graph.nodes if n.op not in ("placeholder", "output")]
+    return all(n.target is operator.getitem or (_functional(n) and _known(n, table)) for n in calls)
+
+
+def _functional(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable
+
+
+def _known(node: fx.Node, table: Mapping[str, Lowering]) -> bool:
+    return _target(node) in table or _target(node) in DROPPED
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Tracing makes millions of small objects and few cycles: looking for these takes a sixth of its time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def mutated(program: ExportedProgram) -> frozenset[str]:
