@@ -200,12 +200,13 @@ def _compile(
 
 
 def _stage(name: str, emitted: list[Emitted], target: Target, index: Mapping[Job, int], rounds: int) -> Stage:
-    calls = with_dependences([_call(e, target, index) for e in emitted], rounds)
+    calls = with_dependences([call_of(e, target, index) for e in emitted], rounds)
     verify_no_race(calls, rounds)
     return Stage(name, calls)
 
 
-def _call(e: Emitted, target: Target, index: Mapping[Job, int]) -> Call:
+def call_of(e: Emitted, target: Target, index: Mapping[Job, int]) -> Call:
+    """The record of a call whose buffers have their offsets. index: place of each kernel among the compiled ones."""
     launches = []
     for stage in _stages(e, target):
         launches.append(_launch(stage, index[Job.of(stage, target)], target))
