@@ -12,9 +12,10 @@
 //                                        pack that Product.arguments() lists and the kernel's template-id spells out
 //   store(row, column, acc[8])           accumulators of columns column .. column + 7, a multiple of 8; rows and columns
 //                                        beyond the edges come too, and are not to be stored
-//   finish<THREADS>(smem, m0)            by every thread of the block, once, behind its last store: rows from m0 on of this
-//                                        column of tiles are stored. The block's dynamic shared memory is free, behind
-//                                        a barrier. Blocks that store nothing (early shares of split K) do not come
+//   finish<THREADS, SHARES>(smem, m0)    by THREADS threads of the block, from 0 on, once, behind their last store: rows from
+//                                        m0 on of this column of tiles are stored, or one of SHARES shares of them. Other
+//                                        threads have ended or are about to. The block's dynamic shared memory is free,
+//                                        behind a barrier. Blocks that store nothing (early shares of split K) do not come
 //   BLOCKS                               may be absent: __launch_bounds__'s least number of blocks on an SM
 #pragma once
 
@@ -99,7 +100,7 @@ struct Epilogue {
         }
     }
 
-    template <int THREADS>
+    template <int THREADS, int SHARES = 1>
     __device__ __forceinline__ void finish(unsigned char*, int) const {}
 
 private:

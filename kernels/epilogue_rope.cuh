@@ -50,7 +50,7 @@ struct RopeEpilogue {
         }
     }
 
-    template <int THREADS>
+    template <int THREADS, int SHARES = 1>
     __device__ __forceinline__ void finish(unsigned char*, int) const {}
 
 private:

@@ -34,17 +34,18 @@ public:
         epilogue.store(row, column, acc);
     }
 
-    template <int THREADS>
+    template <int THREADS, int SHARES = 1>
     __device__ __forceinline__ void finish(u8* smem, int m0) const {
+        const u32 all = gridDim.y * SHARES;
 #ifdef FRTC_SABOTAGE_EARLY_PANEL
-        const u32 enough = gridDim.y - 1;
+        const u32 enough = all - 1;
 #else
-        const u32 enough = gridDim.y;
+        const u32 enough = all;
 #endif
         __syncthreads();  // all stores of the block are made, and its shared memory is free
         rows.template prepare<THREADS>(smem);
         const u32 count = threadIdx.x == 0 ? atomic_add_acq_rel(arrived + blockIdx.x, 1) + 1 : 0;
-        if (count == gridDim.y) arrived[blockIdx.x] = 0;
+        if (count == all) arrived[blockIdx.x] = 0;
         cp_async_wait<0>();
         if (__syncthreads_or(count == enough)) rows.template panel<THREADS, SMEM>(smem, m0, min(BM, rows.rows - m0));
     }

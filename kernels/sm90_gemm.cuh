@@ -1,0 +1,332 @@
+// y = epilogue(x w^T) on Hopper: tensor maps fill a ring of tiles, wgmma multiplies them, warps are specialised.
+//
+//   x  [M, K], w [N, K]: rows at multiples of 16 bytes, both of one type, e4m3, bf16 or fp16
+//   epilogue, rows   as in smxx_gemm.cuh
+//   grid   one block for each tile, (ceil(M / BM), ceil(N / BN), SPLIT); PERSISTENT: any number of blocks, (blocks, 1, 1)
+//   block  WARPGROUPS x 128 threads that multiply, and behind them the producer: one thread of its warp works
+//   smem   Tile::SMEM bytes
+//   moves  every w element once from DRAM (blocks that share a column of tiles run together), x from L2; an SM takes 64
+//          bytes a clock from L2, so a tile of BM x BN needs 2 (BM + BN) clocks of loads and BM BN / 32 of products for each
+//          128 bytes of K
+//
+// A tile is WARPGROUPS parts of 64 BLOCKS rows by WN columns: above each other (rows), beside each other (columns), or the
+// warpgroups take turns at whole tiles (turns: one multiplies while the other stores).
+//
+// PERMUTED: the tensor map of w hands its rows over in another order, so that each thread's accumulators are eight columns
+// side by side: row 32 J + 8 t + 2 j + i of w is column 32 J + 8 j + 2 t + i of the product (t the thread of its four). Else
+// the four threads exchange their accumulators.
+//
+// SPLIT > 1: the blocks of a cluster share K. Columns 8 c .. 8 c + 7 belong to block c % SPLIT, which adds the partial sums
+// in the order of the blocks and stores them. Sums travel in fp32 by st.async, so the result is that of one fixed order.
+//
+// Weights do not depend on earlier launches: where the first tile is known before `rows` can be read, they are requested
+// before grid_wait().
+#pragma once
+
+#include "epilogue.cuh"
+#include "sm90.cuh"
+
+namespace frtc {
+
+enum class Parts { rows, columns, turns };
+
+template <int BLOCKS_, int WN_, Parts PARTS_, int WARPGROUPS_, int STAGES_, int SPLIT_, bool PERSISTENT_>
+struct WgmmaTile {
+    static constexpr int BLOCKS = BLOCKS_, WN = WN_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, SPLIT = SPLIT_;
+    static constexpr Parts PARTS = PARTS_;
+    static constexpr bool PERSISTENT = PERSISTENT_;
+    static constexpr int WM = 64 * BLOCKS, BM = WM * (PARTS == Parts::rows ? WARPGROUPS : 1);
+    static constexpr int BN = WN * (PARTS == Parts::columns ? WARPGROUPS : 1);
+    static constexpr int CONSUMERS = 128 * WARPGROUPS;
+    // 128 accumulators and more: the fifth warp of each four leaves 168 registers, so the producer is a warpgroup, too, and
+    // gives up its own.
+    static constexpr bool UNEVEN = BLOCKS * WN >= 256 && WARPGROUPS == 2;
+    static constexpr int THREADS = CONSUMERS + (UNEVEN ? 128 : 32);
+    static constexpr int ROW = 128, STAGE_BYTES = (BM + BN) * ROW, RING = STAGES * STAGE_BYTES;
+    // What the other blocks of a cluster send: their sums of this block's columns.
+    static constexpr int RECEIVED = SPLIT == 1 ? 0 : (SPLIT - 1) * BM * (BN / SPLIT) * 4;
+    static constexpr int SMEM = 1024 + RING + RECEIVED + 16 * STAGES + 32;
+    static_assert(WN % 32 == 0 && BM <= 256 && BN <= 256, "a box has at most 256 rows");
+    static_assert(SPLIT == 1 || (BN % (8 * SPLIT) == 0 && PARTS == Parts::rows && !PERSISTENT), "every block has columns");
+    static_assert(PARTS != Parts::turns || (PERSISTENT && WARPGROUPS == 2), "two take turns");
+};
+
+// Addresses in shared memory, from a multiple of 1,024 on.
+template <typename TILE>
+struct Ring {
+    u32 tiles, received, full, empty, sums, turns;
+
+    __device__ __forceinline__ explicit Ring(u32 base)
+        : tiles(base), received(base + TILE::RING), full(received + TILE::RECEIVED), empty(full + 8 * TILE::STAGES),
+          sums(empty + 8 * TILE::STAGES), turns(sums + 8) {}
+    __device__ __forceinline__ u32 x(int stage) const { return tiles + stage * TILE::STAGE_BYTES; }
+    __device__ __forceinline__ u32 w(int stage) const { return x(stage) + TILE::BM * TILE::ROW; }
+};
+
+// A place in the ring and the parity of its barriers' phase.
+template <int STAGES>
+struct Place {
+    int stage = 0;
+    u32 parity = 0;
+
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+    __device__ __forceinline__ void skip(int places) {
+        for (stage += places; stage >= STAGES; stage -= STAGES) parity ^= 1;
+    }
+};
+
+// The tiles of a block and the chunks of K that it multiplies, chunks of 128 bytes.
+template <typename TILE>
+struct Work {
+    int first, step, end, tall, chunk, chunks;
+
+    __device__ __forceinline__ Work(int M, int N, int k_chunks, const int* rows) {
+        int live = M;
+        if (rows) live = min(M, *rows - (kSabotage == Sabotage::row_tile ? TILE::BM : 0));
+        tall = (live + TILE::BM - 1) / TILE::BM;
+        if constexpr (TILE::PERSISTENT) {
+            first = blockIdx.x, step = gridDim.x, end = tall * ((N + TILE::BN - 1) / TILE::BN);
+        } else {
+            first = 0, step = 1, end = static_cast<int>(blockIdx.x) < tall;
+        }
+        const int share = TILE::SPLIT == 1 ? 0 : blockIdx.z;
+        chunk = share * k_chunks / TILE::SPLIT;
+        chunks = (share + 1) * k_chunks / TILE::SPLIT - chunk;
+    }
+    __device__ __forceinline__ int m0(int tile) const { return (TILE::PERSISTENT ? tile % tall : blockIdx.x) * TILE::BM; }
+    __device__ __forceinline__ int n0(int tile) const { return (TILE::PERSISTENT ? tile / tall : blockIdx.y) * TILE::BN; }
+};
+
+template <typename TILE, typename T, bool PERMUTED>
+__device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap& x, const TensorMap& w, const int* rows, int M,
+                                        int N, int k_chunks) {
+    constexpr int K = TILE::ROW / sizeof(T);
+    const auto load_w = [&](int stage, int n0, int chunk) {
+        if constexpr (PERMUTED) {
+            tensor_load(ring.w(stage), w, ring.full + 8 * stage, chunk * K, 0, 0, 0, n0 / 32);
+        } else {
+            tensor_load(ring.w(stage), w, ring.full + 8 * stage, chunk * K, n0);
+        }
+    };
+    int ahead = 0;  // stages whose w is on its way
+    if (!rows) {
+        const Work<TILE> work(M, N, k_chunks, nullptr);
+        if (work.first < work.end) {
+            for (; ahead < min(work.chunks, TILE::STAGES); ++ahead) {
+                barrier_expect(ring.full + 8 * ahead, TILE::STAGE_BYTES);
+                load_w(ahead, work.n0(work.first), work.chunk + ahead);
+            }
+        }
+    }
+    grid_wait();
+    const Work<TILE> work(M, N, k_chunks, rows);
+    Place<TILE::STAGES> place;
+    bool refill = false;
+    for (int tile = work.first; tile < work.end; tile += work.step) {
+        const int m0 = work.m0(tile), n0 = work.n0(tile);
+        for (int i = 0; i < work.chunks; ++i) {
+            if (refill) barrier_wait(ring.empty + 8 * place.stage, place.parity ^ 1);
+            if (ahead > 0) {
+                --ahead;
+            } else {
+                barrier_expect(ring.full + 8 * place.stage, TILE::STAGE_BYTES);
+                load_w(place.stage, n0, work.chunk + i);
+            }
+            const bool spoiled = kSabotage == Sabotage::last_k_tile && i + 1 == work.chunks;
+            tensor_load(ring.x(place.stage), x, ring.full + 8 * place.stage, (work.chunk + i - spoiled) * K, m0);
+            place.next();
+            refill |= place.stage == 0;
+        }
+    }
+}
+
+template <typename TILE>
+using WgmmaSums = float[TILE::BLOCKS][TILE::WN / 2];
+
+// acc = the warpgroup's part of a tile, from `chunks` places of the ring on.
+template <typename TILE, typename T>
+__device__ __forceinline__ void multiply(WgmmaSums<TILE>& acc, const Ring<TILE>& ring, Place<TILE::STAGES>& place, int chunks) {
+    constexpr u64 BLOCK = 64 * TILE::ROW / 16;  // from block to block in a descriptor
+    const int part = TILE::PARTS == Parts::turns ? 0 : threadIdx.x / 128;
+    const int first_x = TILE::PARTS == Parts::rows ? part * TILE::WM * TILE::ROW : 0;
+    const int first_w = TILE::PARTS == Parts::columns ? part * TILE::WN * TILE::ROW : 0;
+    const bool leader = threadIdx.x % 128 == 0;
+    int last = 0;
+    for (int i = 0; i < chunks; ++i) {
+        barrier_wait(ring.full + 8 * place.stage, place.parity);
+        const u64 x = descriptor(ring.x(place.stage) + first_x), w = descriptor(ring.w(place.stage) + first_w);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < TILE::ROW / 32; ++k) {
+#pragma unroll
+            for (int b = 0; b < TILE::BLOCKS; ++b) wgmma<T, TILE::WN>(acc[b], x + b * BLOCK + 2 * k, w + 2 * k, i | k);
+        }
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (leader && i > 0) barrier_arrive(ring.empty + 8 * last);
+        last = place.stage;
+        place.next();
+    }
+    wgmma_wait<0>();
+    if (leader && chunks > 0) barrier_arrive(ring.empty + 8 * last);
+}
+
+// Four threads hold columns 2t, 2t+1 of each of four groups of eight; after it thread t holds all of group t.
+__device__ __forceinline__ void exchange(float (&v)[8]) {
+    const int t = threadIdx.x % 4;
+    const auto trade = [&](int a, int b, int mask) {  // the low thread's b for the high thread's a
+        const bool high = t & mask;
+        const float theirs = __shfl_xor_sync(~0u, high ? v[a] : v[b], mask);
+        v[a] = high ? theirs : v[a];
+        v[b] = high ? v[b] : theirs;
+    };
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        trade(i, 2 + i, 1), trade(4 + i, 6 + i, 1);
+        trade(i, 4 + i, 2), trade(2 + i, 6 + i, 2);
+    }
+}
+
+// The eight neighbouring columns of one row that this thread has in group J of 32: those from 32 J + 8 t on.
+template <typename TILE, bool PERMUTED>
+__device__ __forceinline__ void neighbours(float (&v)[8], const float (&acc)[TILE::WN / 2], int J, int half) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        v[2 * j] = acc[16 * J + 4 * j + 2 * half], v[2 * j + 1] = acc[16 * J + 4 * j + 2 * half + 1];
+    }
+    if constexpr (!PERMUTED) exchange(v);
+}
+
+// Calls f(row, column, v) for the thread's accumulators, eight columns at a time; row and column count from the tile's corner.
+template <typename TILE, bool PERMUTED, typename F>
+__device__ __forceinline__ void each_eight(const WgmmaSums<TILE>& acc, const F& f) {
+    const int part = TILE::PARTS == Parts::turns ? 0 : threadIdx.x / 128, lane = threadIdx.x % 32;
+    const int row0 = (TILE::PARTS == Parts::rows ? part * TILE::WM : 0) + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const int column0 = (TILE::PARTS == Parts::columns ? part * TILE::WN : 0) + lane % 4 * 8;
+#pragma unroll
+    for (int b = 0; b < TILE::BLOCKS; ++b) {
+#pragma unroll
+        for (int J = 0; J < TILE::WN / 32; ++J) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float v[8];
+                neighbours<TILE, PERMUTED>(v, acc[b], J, half);
+                f(row0 + 64 * b + 8 * half, column0 + 32 * J, v);
+            }
+        }
+    }
+}
+
+// Where the sums of eight columns of a row lie in the block they belong to: the block's own columns, one behind the other,
+// for each sender. Threads that read together read one row's 16 bytes beside the next row's.
+template <typename TILE>
+__device__ __forceinline__ u32 received_at(u32 base, int sender, int row, int column, int quarter) {
+    const int group = column / 8 / TILE::SPLIT;
+    return base + ((sender * (TILE::BN / 8 / TILE::SPLIT) + group) * 2 + quarter) * (TILE::BM * 16) + row * 16;
+}
+
+// Sends the sums of columns that belong to other blocks of the cluster, and stores this block's own, when all are there.
+template <typename TILE, bool PERMUTED, typename EPILOGUE>
+__device__ __forceinline__ void reduce(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0, int n0,
+                                       int M) {
+    const int rank = blockIdx.z;
+    each_eight<TILE, PERMUTED>(acc, [&](int row, int column, const float(&v)[8]) {
+        const int owner = column / 8 % TILE::SPLIT;
+        if (owner == rank || m0 + row >= M) return;
+        const u32 there = cluster_address(ring.received, owner), barrier = cluster_address(ring.sums, owner);
+        const int sender = rank < owner ? rank : rank - 1;
+        store_async(received_at<TILE>(there, sender, row, column, 0), barrier, v[0], v[1], v[2], v[3]);
+        store_async(received_at<TILE>(there, sender, row, column, 1), barrier, v[4], v[5], v[6], v[7]);
+    });
+    barrier_wait(ring.sums, 0);
+    each_eight<TILE, PERMUTED>(acc, [&](int row, int column, const float(&own)[8]) {
+        if (column / 8 % TILE::SPLIT != rank || m0 + row >= M) return;
+        float sum[8] = {};
+#pragma unroll
+        for (int block = 0; block < TILE::SPLIT; ++block) {
+            float v[8];
+            const int sender = block < rank ? block : block - 1;
+#pragma unroll
+            for (int q = 0; q < 2; ++q) {
+                const float4 four = block == rank ? make_float4(own[4 * q], own[4 * q + 1], own[4 * q + 2], own[4 * q + 3])
+                                                  : load_shared_f32x4(received_at<TILE>(ring.received, sender, row, column, q));
+                v[4 * q] = four.x, v[4 * q + 1] = four.y, v[4 * q + 2] = four.z, v[4 * q + 3] = four.w;
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum[i] += v[i];
+        }
+        epilogue.store(m0 + row, n0 + column, sum);
+    });
+}
+
+// Barriers of the ring: full counts the producer and its bytes, empty the warpgroups that have read; sums the bytes of the
+// other blocks; turns one for each warpgroup.
+template <typename TILE>
+__device__ __forceinline__ void init_barriers(const Ring<TILE>& ring, int m0, int M) {
+    for (int i = 0; i < TILE::STAGES; ++i) {
+        barrier_init(ring.full + 8 * i, 1);
+        barrier_init(ring.empty + 8 * i, TILE::PARTS == Parts::turns ? 1 : TILE::WARPGROUPS);
+    }
+    barrier_init(ring.sums, 1);
+    barrier_init(ring.turns, 1), barrier_init(ring.turns + 8, 1);
+    barrier_init_fence();
+    if constexpr (TILE::SPLIT > 1) barrier_expect(ring.sums, (TILE::SPLIT - 1) * min(M - m0, TILE::BM) * (TILE::BN / TILE::SPLIT) * 4);
+}
+
+template <typename T, typename TILE, typename EPILOGUE, bool PERMUTED, typename... ARGUMENTS>
+__global__ void __launch_bounds__(TILE::THREADS, 1)
+sm90_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const int* rows, int M, int N, int K,
+          ARGUMENTS... of_epilogue) {
+    extern __shared__ u8 unaligned[];
+    const u32 start = shared_address(unaligned), base = (start + 1023) & ~1023u;
+    const Ring<TILE> ring(base);
+    const int k_chunks = (K + TILE::ROW / sizeof(T) - 1) / (TILE::ROW / static_cast<int>(sizeof(T)));
+    grid_release();
+    if (threadIdx.x == 0) init_barriers(ring, blockIdx.x * TILE::BM, M);
+    __syncthreads();
+    if constexpr (TILE::SPLIT > 1) cluster_arrive_relaxed();
+
+    if (threadIdx.x >= TILE::CONSUMERS) {
+        if constexpr (TILE::UNEVEN) registers_down<40>();  // 40 + 2 x 232 <= 512, a 128th of the SM's
+        if (threadIdx.x == TILE::CONSUMERS) produce<TILE, T, PERMUTED>(ring, x, w, rows, M, N, k_chunks);
+    } else {
+        if constexpr (TILE::UNEVEN) registers_up<232>();
+        grid_wait();
+        const EPILOGUE epilogue(M, N, 0, of_epilogue...);
+        const Work<TILE> work(M, N, k_chunks, rows);
+        const int group = threadIdx.x / 128;
+        Place<TILE::STAGES> place;
+        u32 turn = group ^ 1;
+        int mine = 0;  // whose turn the tile is
+        WgmmaSums<TILE> acc;
+        for (int tile = work.first; tile < work.end; tile += work.step) {
+            const int m0 = work.m0(tile), n0 = work.n0(tile);
+            if constexpr (TILE::PARTS == Parts::turns) {
+                mine ^= 1;
+                if (mine == group) {
+                    place.skip(work.chunks);
+                    continue;
+                }
+                barrier_wait(ring.turns + 8 * group, turn), turn ^= 1;
+            }
+            multiply<TILE, T>(acc, ring, place, work.chunks);
+            if constexpr (TILE::PARTS == Parts::turns) {
+                if (threadIdx.x % 128 == 0) barrier_arrive(ring.turns + 8 * (group ^ 1));
+            }
+            if constexpr (TILE::SPLIT > 1) {
+                cluster_wait();
+                reduce<TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
+            } else {
+                each_eight<TILE, PERMUTED>(
+                    acc, [&](int row, int column, const float(&v)[8]) { epilogue.store(m0 + row, n0 + column, v); });
+            }
+            if constexpr (!TILE::PERSISTENT) {
+                epilogue.template finish<TILE::CONSUMERS, TILE::SPLIT>(unaligned + (base - start), m0);
+            }
+        }
+    }
+}
+
+}  // namespace frtc
