@@ -86,10 +86,12 @@ class Op:
             raise TypeMismatch(f"{self.name}: {error}") from None
 
     def flops(self, node: Node) -> float:
-        types = tuple(None if a is None else a.t for a in node.args)
+        return self.flops_of(tuple(None if a is None else a.t for a in node.args), node.type, dict(node.attrs))
+
+    def flops_of(self, types: tuple[Type | None, ...], result: AnyType, attrs: Mapping[str, Attr]) -> float:
         if self._flops is not None:
-            return self._flops(types, node.type, dict(node.attrs))
-        results = node.type if isinstance(node.type, tuple) else (node.type,)
+            return self._flops(types, result, attrs)
+        results = result if isinstance(result, tuple) else (result,)
         return float(sum(t.size for t in results))
 
     def _pattern(self, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Call:
