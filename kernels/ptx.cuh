@@ -142,7 +142,7 @@ __device__ __forceinline__ u32 atomic_add_acq_rel(u32* counter, u32 value) {
 // grid_wait() returns when all grids before this one are complete and what they wrote is visible. Every thread calls it
 // before it reads or writes anything but weights, which nobody writes. In a launch that is not early it returns at once.
 __device__ __forceinline__ void grid_wait() {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && !defined(FRTC_SABOTAGE_NO_WAIT)
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

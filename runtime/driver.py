@@ -22,6 +22,7 @@ from frtc.runtime.plan import BuiltFor, Launch, TensorMap
 
 VERSION_FILES = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
 READ_ONLY, PORTABLE = 8, 1  # flags of registered and of pinned memory
+EARLY_PORT = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: an edge from where a kernel releases those behind it
 C_TYPES: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}  # others: addresses
 
 
@@ -118,6 +119,15 @@ class Driver:
     def add_kernel(self, graph: Any, after: Sequence[Any], function: Any, launch: Launch, values: Iterable[Any]) -> Any:
         node, _kept = self._node(function, launch, values)
         return self.call("cuGraphAddKernelNode", graph, list(after), len(after), node)
+
+    def add_early_edges(self, graph: Any, after: Sequence[Any], kernel: Any) -> None:
+        """`kernel` may begin when all blocks of each kernel in `after` have released it or ended."""
+        edge = self.api.CUgraphEdgeData()
+        edge.from_port = EARLY_PORT
+        edge.type = self.api.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+        count = len(after)
+        if count:
+            self.call("cuGraphAddDependencies", graph, list(after), [kernel] * count, [edge] * count, count)
 
     def set_kernel(self, executable: Any, place: Any, function: Any, launch: Launch, values: Iterable[Any]) -> None:
         node, _kept = self._node(function, launch, values)

@@ -3,10 +3,18 @@
 Inside a stage the edges are those of Call.after; several launches of one call form a chain; a stage starts when the one
 before it is complete. Addresses are written into the nodes; where one changes (a slot bound to other memory, another
 round of a table), the nodes that hold it are updated in place.
+
+Edges from kernels to an early launch are programmatic: its blocks may begin when all blocks of those kernels have
+begun, and wait inside for the end of those kernels. That is the end of everything before them too. For let kernel B be
+complete. Either it was early, then some thread of it has waited for the kernels before it; or it was not, then it began
+after their end. So those are complete, and by induction all that come before. What they wrote is visible: it was when
+the kernel behind them stopped waiting, or began. Therefore what a path orders needs no edge of its own here either, and
+`after` means for early launches what it means for others. FRTC_EDGES=full makes no edge programmatic.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,12 +50,13 @@ class Graph:
     ) -> None:
         self.driver, self.functions, self.addresses = driver, functions, addresses
         self.nodes: list[Node] = []
+        self.full_edges = os.environ.get("FRTC_EDGES") == "full"
         self.graph = driver.call("cuGraphCreate", 0)
         self.executable: Any = None
         try:
             ends = self._record([], events[:1])
             for i, (stage, round) in enumerate(steps):
-                ends = self._add_stage(stage, round, ends) or ends
+                ends = self._add_stage(stage, round, ends, after_events=bool(events)) or ends
                 ends = self._record(ends, events[i + 1 : i + 2])
             self.executable = driver.call("cuGraphInstantiate", self.graph, 0)
         except BaseException:
@@ -76,20 +85,28 @@ class Graph:
             self.driver.call("cuGraphExecDestroy", self.executable)
         self.driver.call("cuGraphDestroy", self.graph)
 
-    def _add_stage(self, stage: Stage, round: int, start: list[Any]) -> list[Any]:
-        """The nodes that complete the stage."""
+    def _add_stage(self, stage: Stage, round: int, start: list[Any], after_events: bool) -> list[Any]:
+        """The nodes that complete the stage. after_events: `start` are no kernels, so edges from there are full."""
         last: list[Any] = []  # of each call
         for call in stage.calls:
             after = [last[j] for j in call.after] or start
+            early = not self.full_edges and bool(call.after or not after_events)
             for launch in call.launches:
                 node = Node(None, call, launch, round)
-                function = self.functions[launch.kernel]
-                node.handle = self.driver.add_kernel(self.graph, after, function, launch, self._values(node))
-                self.nodes.append(node)
-                after = [node.handle]
+                self._add(node, after, early and launch.early)
+                after, early = [node.handle], not self.full_edges
             last += after
         waited_for = {j for call in stage.calls for j in call.after}
         return [handle for j, handle in enumerate(last) if j not in waited_for]
+
+    def _add(self, node: Node, after: list[Any], early: bool) -> None:
+        function = self.functions[node.launch.kernel]
+        node.handle = self.driver.add_kernel(
+            self.graph, () if early else after, function, node.launch, self._values(node)
+        )
+        if early:
+            self.driver.add_early_edges(self.graph, after, node.handle)
+        self.nodes.append(node)
 
     def _record(self, after: list[Any], events: Sequence[Any]) -> list[Any]:
         for event in events:

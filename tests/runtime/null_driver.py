@@ -16,10 +16,13 @@ OK = cu.CUresult.CUDA_SUCCESS
 
 
 class Graph:
-    """nodes   (handle, after, "kernel" | "event", what)"""
+    """nodes   (handle, after, "kernel" | "event", what)
+    early   (from, to) of the programmatic edges
+    """
 
     def __init__(self) -> None:
         self.nodes: list[tuple[int, list[int], str, Any]] = []
+        self.early: set[tuple[int, int]] = set()
 
 
 class MapBytes(ctypes.Structure):
@@ -173,6 +176,17 @@ class NullApi:
         self.kernels[handle] = self.kernel(node)
         graph.nodes.append((handle, list(after), "kernel", self.kernels[handle]))
         return handle
+
+    def do_cuGraphAddDependencies(self, graph: Graph, after: list[int], to: list[int], data: list[Any], n: int) -> None:
+        """Programmatic ones only, from kernel to kernel: the driver refuses others."""
+        assert n == len(after) == len(to) == len(data) > 0
+        nodes = {node[0]: node for node in graph.nodes}
+        for source, target, edge in zip(after, to, data, strict=True):
+            assert edge.type == cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+            assert (edge.from_port, edge.to_port) == (1, 0)
+            assert nodes[source][2] == nodes[target][2] == "kernel" and source not in nodes[target][1]
+            nodes[target][1].append(source)
+            graph.early.add((source, target))
 
     def do_cuGraphAddEventRecordNode(self, graph: Graph, after: list[int], count: int, event: int) -> int:
         assert len(after) == count
