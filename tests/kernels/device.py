@@ -12,6 +12,7 @@ from cuda.bindings import driver as cu
 
 from frtc.codegen.nvrtc import Cubin
 from frtc.kernels.spec import Stage
+from frtc.runtime import tensor_map
 
 POISON = 0xFF  # a NaN in every float type, -1 in every integer
 
@@ -36,9 +37,19 @@ class Arguments:
         self, stage: Stage, operands: Sequence[int], results: Sequence[int], scratch: int, counters: int = 0
     ) -> None:
         starts = {"scratch": scratch, "counters": counters}
-        self._values = [_value(p.kind, p.value, operands, results, starts) for p in stage.params]
+        maps = [_encoded(map, operands, results) for map in stage.tensormaps]
+        self._values = [
+            maps[int(p.value)] if p.kind == "tensormap" else _value(p.kind, p.value, operands, results, starts)
+            for p in stage.params
+        ]
         self._array = (ctypes.c_void_p * len(self._values))(*(ctypes.addressof(v) for v in self._values))
         self.address = ctypes.addressof(self._array)
+
+
+def _encoded(map: Any, operands: Sequence[int], results: Sequence[int]) -> Any:
+    """A tensor map (spec.TensorMap) of the buffer that it is of now."""
+    address = (operands if map.of.kind == "operand" else results)[int(map.of.value)]
+    return tensor_map.cell_of(call(cu.cuTensorMapEncodeTiled(*tensor_map.arguments(cu, map, address))))
 
 
 def _value(kind: str, value: float, operands: Sequence[int], results: Sequence[int], starts: Mapping[str, int]) -> Any:
