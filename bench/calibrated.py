@@ -23,7 +23,8 @@ from frtc.runtime.plan import Slot
 from frtc.scales import Scales, Site
 from frtc.scales_file import write_scales
 from frtc.scales_key import key_of
-from frtc.torch_run import TorchRun
+from frtc.torch_run import TorchRun, device_named
+from frtc.torch_upload import uploading
 
 SAMPLES, SEED = 8, 100
 SECONDS_BAR = 30.0  # on a GPU, for eight samples at full size, weights and hashes included
@@ -46,19 +47,20 @@ def calibrated(shape: Shape, device: str) -> dict[str, Any]:
     """Writes the scales of a shape; what that took, by part, and the sites that hold their values worst."""
     folder, lap = checkpoint(shape.policy, shape.size), _laps()
     opened = open_model(folder, options(shape))
-    module = import_module(opened)
-    policy = opened.policy(sizes_of(module))
-    front, _ = run_passes(module, FRONT, Options(check=0))
-    lap("trace")
-    slots = [Slot(name, type.dtype, type.shape) for name, type in module.inputs.items()]
-    lengths = [shape.prompt * (i + 1) // SAMPLES or 1 for i in range(SAMPLES)]  # of prompts: of a budget all eighths
-    observed = [observation(slots, n, opened.config.vocab, SEED + i) for i, n in enumerate(lengths)]
-    lap("observations")
-    key = key_of(opened, front, policy)
-    lap("hashes")
-    running = TorchRun(limit_rows(front), opened.read, device)
-    running.constants.evaluate()
-    lap("weights")
+    with uploading(opened, device_named(device)) as uploads:
+        module = import_module(opened)
+        policy = opened.policy(sizes_of(module))
+        front, _ = run_passes(module, FRONT, Options(check=0))
+        lap("trace")
+        slots = [Slot(name, type.dtype, type.shape) for name, type in module.inputs.items()]
+        lengths = [shape.prompt * (i + 1) // SAMPLES or 1 for i in range(SAMPLES)]  # of a budget all eighths
+        observed = [observation(slots, n, opened.config.vocab, SEED + i) for i, n in enumerate(lengths)]
+        lap("observations")
+        key = key_of(opened, front, policy)
+        lap("hashes")
+        running = TorchRun(limit_rows(front), opened.read, device, uploads)
+        running.constants.evaluate()
+        lap("weights")
     histograms = histograms_of(running, observed, SAMPLES)
     lap("samples")
     about = {"path": "bench.full_model.observation", "kind": "drawn", "frames": SAMPLES, "seed": SEED}

@@ -43,7 +43,8 @@ from frtc.runtime.policy_steps import PolicySteps
 from frtc.scales import HEADROOM, METHODS, Scales, Site
 from frtc.scales_key import key_of
 from frtc.site_counts import SiteCounts
-from frtc.torch_run import TorchRun
+from frtc.torch_run import TorchRun, device_named
+from frtc.torch_upload import uploading
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +107,22 @@ def calibration_of(
     """Of an opened checkpoint."""
     wishes, seconds = wishes or Wishes(), _Seconds()
     _require(wishes)
-    module = import_module(opened, progress=progress)
-    policy = opened.policy(sizes_of(module))
-    wanted = Wanted.of(policy)
-    found = open_data(data, wanted, wishes.cameras)
-    seconds.lap("trace")
-    progress("read observations", 0.0)
-    observations = list(found.samples(wishes.samples, wishes.seed))
-    why = tuple(map(str, require_trust(observations, wanted, wishes.synthetic)))
-    seconds.lap("data")
-    front, _ = run_passes(module, FRONT, Options(check=0))
-    key = key_of(opened, front, policy)
-    seconds.lap("key")
-    running = TorchRun(limit_rows(front), opened.read, wishes.device)
-    running.constants.evaluate(progress)
-    seconds.lap("weights")
+    with uploading(opened, device_named(wishes.device)) as uploads:
+        module = import_module(opened, progress=progress)
+        policy = opened.policy(sizes_of(module))
+        wanted = Wanted.of(policy)
+        found = open_data(data, wanted, wishes.cameras)
+        seconds.lap("trace")
+        progress("read observations", 0.0)
+        observations = list(found.samples(wishes.samples, wishes.seed))
+        why = tuple(map(str, require_trust(observations, wanted, wishes.synthetic)))
+        seconds.lap("data")
+        front, _ = run_passes(module, FRONT, Options(check=0))
+        key = key_of(opened, front, policy)
+        seconds.lap("key")
+        running = TorchRun(limit_rows(front), opened.read, wishes.device, uploads)
+        running.constants.evaluate(progress)
+        seconds.lap("weights")
     steps = PolicySteps(policy, opened.files.tokenizer, wishes.seed)
     inputs = (steps.prepare(observation, draw=i).inputs for i, observation in enumerate(observations))
     counted = histograms_of(running, inputs, len(observations), progress)

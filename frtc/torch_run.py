@@ -26,6 +26,7 @@ from frtc.codegen.weights import Lookup, pieces, share
 from frtc.errors import EnvironmentFault, UsageError
 from frtc.lowering.ir import Graph, Let, Module, Node, Repeat, Run, Step, Type, rebuild, tensor
 from frtc.torch_tensors import NUMPY, TORCH, bytes_of, from_array, stored
+from frtc.torch_upload import Uploads
 
 Array = np.ndarray[Any, Any]
 Tap = Callable[[str, int, Node, Any], None]  # program, round, node, its value (a tuple where it has several results)
@@ -52,11 +53,14 @@ def device_named(name: str) -> torch.device:
 
 
 class TorchRun:
-    """A module, ready to run. states: zeros at first, unless `inputs` holds them."""
+    """A module, ready to run. states: zeros at first, unless `inputs` holds them.
 
-    def __init__(self, module: Module, tensors: Lookup, device: str = "cpu") -> None:
+    uploads   tensors that are on their way to the device
+    """
+
+    def __init__(self, module: Module, tensors: Lookup, device: str = "cpu", uploads: Uploads | None = None) -> None:
         self.module, self.device = module, device_named(device)
-        self.constants = Constants(module, tensors, self.device)
+        self.constants = Constants(module, tensors, self.device, uploads)
         self.orders = {id(g): (g.nodes, g.users()) for g in module.graphs}
 
     def __call__(
@@ -152,8 +156,8 @@ class TorchRun:
 class Constants:
     """What is constant in the programs, by node, on the device: evaluated in float64 and rounded once to its type."""
 
-    def __init__(self, module: Module, tensors: Lookup, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, module: Module, tensors: Lookup, device: torch.device, uploads: Uploads | None = None) -> None:
+        self.device, self.uploads = device, uploads
         found = dict.fromkeys(node for graph in module.graphs for node in constants_of(graph))
         self.names = {node: str(i) for i, node in enumerate(found)}
         known = dict(module.weights.outputs)
@@ -193,9 +197,12 @@ class Constants:
     def _evaluated(self, node: Node) -> Tensor:
         if node.op == "const" and node.get("value") is not None:
             return torch.full(node.shape, node["value"], dtype=TORCH[node.dtype], device=self.device)
+        expression = self.expressions[self.names[node]]
+        if self.uploads is not None and (there := self.uploads.made(expression)) is not None:
+            return there
         made = torch.empty(node.shape, dtype=TORCH[node.dtype])
         memory, at = bytes_of(made), 0
-        for piece in pieces(self.expressions[self.names[node]], self.lookup):
+        for piece in pieces(expression, self.lookup):
             raw = piece.reshape(-1).view(np.uint8)
             memory[at : at + raw.size] = raw
             at += raw.size

@@ -19,7 +19,7 @@ from frtc.kernels.dtypes import DTYPES, round_to
 from frtc.kernels.targets import load_targets
 from frtc.lowering import ops
 from frtc.lowering.interpret import evaluate_weights, run, run_module
-from frtc.lowering.ir import Graph, Module, Node, Repeat, Run, Type, input_, item, make, weight
+from frtc.lowering.ir import Graph, Module, Node, Repeat, Run, Type, input_, item, make, tensor, weight
 from frtc.models.synthetic import write_checkpoint
 from frtc.passes.check import relative_error
 from frtc.passes.limit_rows import limit_rows
@@ -30,6 +30,7 @@ from frtc.runtime.policy_steps import PolicySteps
 from frtc.torch_products import fp8_product, times_transposed
 from frtc.torch_run import TorchRun, device_named
 from frtc.torch_tensors import from_array, to_array
+from frtc.torch_upload import Uploads
 from tests.lowering.every_op import EXAMPLES, graph_of, leaf
 
 Array = np.ndarray[Any, Any]
@@ -283,6 +284,50 @@ def test_constants_are_evaluated_once_and_only_where_they_are_read() -> None:
     running = TorchRun(Module("m", graphs, schedule=(Repeat(2, "k", (Run("a"), Run("b"))),)), tensors)
     assert running({"x": np.ones(4, np.float32)})["b"].tolist() == [3] * 4
     assert read == ["w"]
+
+
+@pytest.mark.parametrize("stored_in", ["bf16", "f32", "f64"])
+@pytest.mark.parametrize("kind", IN_TIER)
+def test_weights_of_uploaded_tensors_are_those_of_read_ones(kind: str, stored_in: str, folder: Path) -> None:
+    """To the bit, whatever the file holds; and most of them are made on the device."""
+    module, tensors, _ = optimised(kind, "front", folder)
+    keys = {n["key"]: n["key"] for n in module.weights.nodes if n.op == "tensor"}
+
+    def wide(key: str) -> Array:
+        return (
+            tensors(key) if stored_in == "bf16" else tensors(key).astype({"f32": "f4", "f64": "f8"}[stored_in]) * 1.01
+        )
+
+    uploads = Uploads(wide, keys, torch.device("cpu"))
+    there, read = TorchRun(module, wide, uploads=uploads).constants, TorchRun(module, wide).constants
+    made = 0
+    for node in there.names:
+        assert to_array(there[node]).tobytes() == to_array(read[node]).tobytes(), node
+        expression = there.expressions[there.names[node]]
+        made += 0 if uploads.made(expression) is None else expression.t.nbytes
+    whole = sum(node.t.nbytes for node in there.names)
+    uploads.close()
+    assert made >= 0.5 * whole or stored_in == "f64"
+    assert uploads.made(next(e for e in there.expressions.values() if e.op == "tensor")) is None
+
+
+def test_a_tensor_is_sent_once_and_its_fault_is_raised_where_it_is_read() -> None:
+    read: list[str] = []
+
+    def tensors(key: str) -> Array:
+        read.append(key)
+        if key == "bad":
+            raise FrtcError("checkpoint.nonfinite", "bad holds NaN")
+        return np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    uploads = Uploads(tensors, {"a": "one", "b": "one", "bad": "two"}, torch.device("cpu"))
+    a, b, bad = (tensor(name, Type("f32", (2, 3))) for name in ("a", "b", "bad"))
+    made = uploads.made(ops.concat(a, b, axis=-2))
+    assert made is not None and made.tolist() == [[0, 1, 2], [3, 4, 5]] * 2
+    with pytest.raises(FrtcError):
+        uploads.made(bad)
+    uploads.close()
+    assert sorted(read) == ["b", "bad"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU here")
