@@ -102,7 +102,8 @@ START, STEP, STORE = 900.0, 200.0, 700.0  # clocks: to the first byte; barriers 
 
 def cost(site: Site, config: Config, target: Target) -> float:
     """Estimated microseconds with all keys visible."""
-    shape, bn = Shape.of(site), config["BN"]
+    shape = Shape.of(site)
+    bn: int = config["BN"]
     blocks = _ceil_div(shape.sq * pack(shape), ROWS) * shape.heads_kv * shape.group // pack(shape) * shape.batch
     tiles, width = _ceil_div(shape.sk, bn), out_width(shape.dv)
     scores = _ceil_div(shape.d, 16) * max(bn / 2, 32 * (ROWS + bn) / FEED)
