@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from itertools import accumulate
@@ -20,7 +19,7 @@ import torch
 
 import frtc
 from frtc import debug, observation, selftest
-from frtc.codegen.build import Built, build
+from frtc.codegen.build import Built
 from frtc.codegen.fusible import implements
 from frtc.codegen.plan_writer import require_replaceable
 from frtc.codegen.recipe import RECIPE, recipe_text
@@ -28,6 +27,7 @@ from frtc.codegen.write import write_plan
 from frtc.console import size
 from frtc.errors import EnvironmentFault, FrtcError, UsageError, nearest
 from frtc.kernels.targets import Target, load_targets
+from frtc.laps import Laps
 from frtc.lowering.ir import Graph, Module, fresh_nodes
 from frtc.models import detect, load_families
 from frtc.models.checkpoint import Checkpoint, open_checkpoint
@@ -60,6 +60,8 @@ from frtc.runtime.plan_file import open_plan
 from frtc.runtime.policy import Assumption, Policy
 from frtc.runtime.policy_steps import PolicySteps
 from frtc.trace import trace
+from frtc.tuning.options import Tuning
+from frtc.tuning.tuned import prepare, tuned_build
 
 TRACED = {"bf16": torch.bfloat16, "f32": torch.float32}  # as it is served, and what the model means, for verify
 FAMILY_NAMES = ("baseline", "native")
@@ -244,21 +246,24 @@ def compile(
     settings: Options | None = None,
     progress: Progress = silent,
     scales: ActivationScales | None = None,
+    tuning: Tuning | None = None,
 ) -> CompileReport:
     """Compile a checkpoint into a Plan file for the GPU `arch`. The file appears when it is complete, or not at all.
 
     settings   debugging (docs/debugging.md); by default what the FRTC_* variables say
     progress   called with (what is being done, share of it that is done)
     scales     activation scales of a calibration of this checkpoint; None: FP8 finds one for each row as it runs
+    tuning     measured kernels from a file, or measure here; None: the target's table and the cost model choose
     """
     require_python()
     options, settings, out = options or CompileOptions(), settings or Options.from_environment(), Path(out)
-    target, clock = target_named(arch), _Clock()
+    target, clock = target_named(arch), Laps()
     asked = resolved(options, target)
     require_used(scales is not None, asked)
     options = replace(options, precision=asked.kind)
     families = families_for(target, options.family)
     require_folder(out)
+    prepared = prepare(tuning or Tuning(), target)
     opened = open_model(Path(checkpoint), options)
     clock.lap("read")
     made = optimise(opened, target, options, settings, progress, scales)
@@ -267,7 +272,7 @@ def compile(
         raise UsageError("compile.stopped", f"stopped after pass {settings.stop}: no Plan was written")
     clock.lap("trace", report.passes)
     require_room(policy, opened.files.tokenizer)
-    built = build(module, target, families, done=lambda share: progress("compile kernels", share))
+    built, tuned = tuned_build(prepared, module, families, progress)
     clock.lap("kernels")
     debug.show_kernels(built, target, settings)
     program = replace(built.program, policy=policy.to_json())
@@ -276,7 +281,7 @@ def compile(
         clock.lap("weights")
         places = results_of(module, built)
         test = {"self_test": self_test(written, places, progress)} if options.self_test else {RESULTS: places}
-        return evidence_of(opened, options) | calibration_of(scales, made.precision) | test
+        return evidence_of(opened, options) | calibration_of(scales, made.precision) | tuned.evidence() | test
 
     blobs = {**built.cubins, RECIPE: recipe_text(built.expressions), TOKENIZER: opened.files.tokenizer}
     watch = bytes_written(program, progress)
@@ -284,7 +289,7 @@ def compile(
     plan_id = write_plan(out, program, built.expressions, leaves, blobs, evidence, watch)
     clock.lap("self-test" if options.self_test else "finish")
     about = (opened.model.title, opened.facts, policy, program, costs_of(built), report.fired, clock.seconds)
-    return CompileReport.of(out, plan_id, *about, made.precision)
+    return CompileReport.of(out, plan_id, *about, made.precision, tuned)
 
 
 def costs_of(built: Built) -> dict[str, float]:
@@ -382,20 +387,3 @@ def source_of(opened: Opened) -> dict[str, Any]:
     files = {f.name: hashlib.sha256(opened.checkpoint.header(f)).hexdigest() for f in opened.checkpoint.files}
     facts = [{"name": f.name, "value": f.value, "source": f.source} for f in opened.facts]
     return {"checkpoint": opened.checkpoint.path.name, "headers": files, "facts": facts}
-
-
-class _Clock:
-    """Seconds since the last lap, by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str, passes: list[tuple[str, float]] | None = None) -> None:
-        """`passes`: what of this lap the passes took, told apart."""
-        now = time.perf_counter()
-        took, self._last = now - self._last, now
-        inner = sum(seconds for _, seconds in passes or ())
-        self.seconds[name] = took - inner
-        if passes is not None:
-            self.seconds["passes"] = inner

@@ -16,6 +16,7 @@ from frtc.runtime.policy import Assumption, Policy
 if TYPE_CHECKING:
     from frtc.models.evidence import Fact
     from frtc.precision import PrecisionReport
+    from frtc.tuning.options import TuningReport
 
 MEANING = {
     "run on hardware": "kernels of this target have run on this GPU",
@@ -32,6 +33,7 @@ class CompileReport:
     estimate_us   per program and run, by the cost model; a guess that ranks kernels, not a measurement
     fired         how often each rewrite rule fired
     precision     what became of the products
+    tuning        which kernels are measured choices
     """
 
     path: Path
@@ -51,6 +53,7 @@ class CompileReport:
     fired: Mapping[str, int]
     seconds: Mapping[str, float]
     precision: PrecisionReport
+    tuning: TuningReport
 
     @staticmethod
     def of(
@@ -64,6 +67,7 @@ class CompileReport:
         fired: Counter[str],
         seconds: Mapping[str, float],
         precision: PrecisionReport,
+        tuning: TuningReport,
     ) -> CompileReport:
         launches = launches_of(program)
         return CompileReport(
@@ -84,10 +88,12 @@ class CompileReport:
             fired=dict(sorted(fired.items())),
             seconds=dict(seconds),
             precision=precision,
+            tuning=tuning,
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "path": str(self.path), "precision": self.precision.to_json()}
+        own = {"precision": self.precision.to_json(), "tuning": self.tuning.to_json()}
+        return {**asdict(self), "path": str(self.path), **own}
 
     def __str__(self) -> str:
         t = self.target
@@ -102,6 +108,7 @@ class CompileReport:
             table(memory_rows(self.weights_nbytes, self.arena_nbytes, self.state_nbytes)),
             f"launches: {self.graph_nodes} in one inference, {self.kernels} different kernels",
             table([(name, str(count)) for name, count in self.launches.items()]),
+            str(self.tuning),
             "time",
             table([(name, f"{seconds:.1f} s") for name, seconds in self.seconds.items()]),
         ]

@@ -24,6 +24,9 @@ from frtc.options import add_policy_options, choices, policy_options
 from frtc.precision import read_precision, require_used
 from frtc.scales import Scales
 from frtc.scales_file import read_scales
+from frtc.tuning.options import SECONDS, Tuning
+
+LONGEST_S = 86400.0  # of tuning
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +39,12 @@ def options(parser: argparse.ArgumentParser) -> None:
                         "without them FP8 finds one for each row as it runs")  # fmt: skip
     parser.add_argument("--family", choices=FAMILY_NAMES, default="baseline",
                         help="native: the GPU's own instructions, where kernels for them exist")  # fmt: skip
+    parser.add_argument("--tune", action="store_true", help="measure kernels for every site on the GPU that is here, "
+                        "which must be the target's, and take the fastest")  # fmt: skip
+    parser.add_argument("--tune-seconds", type=float, default=SECONDS, metavar="S",
+                        help="begin no measurement after so long; default %(default)g")  # fmt: skip
+    parser.add_argument("--tactics", type=Path, metavar="FILE", help="measured choices of kernels: with --tune written "
+                        "there, without it used, and no GPU is needed")  # fmt: skip
     parser.add_argument("--no-self-test", action="store_true", help="leave the self-test's vectors out")
     add_data_options(parser)
     add_policy_options(parser)
@@ -56,10 +65,16 @@ def run(args: argparse.Namespace) -> Result:
             return Result(f"stopped after pass {settings.stop}: no Plan was written", {"stopped": settings.stop})
         out = args.output or Path(f"{args.checkpoint.resolve().name}-{target.name}.plan")
         scales = _scales(args, chosen, progress)
-        report = compile(args.checkpoint, target.name, out, chosen, settings, progress, scales)
+        report = compile(args.checkpoint, target.name, out, chosen, settings, progress, scales, _tuning(args))
     finally:
         progress.close()
     return Result(str(report), report.to_json())
+
+
+def _tuning(args: argparse.Namespace) -> Tuning:
+    if not 0 < args.tune_seconds <= LONGEST_S:
+        raise UsageError("option.value", f"--tune-seconds {args.tune_seconds:g}: 0 to {LONGEST_S:g} seconds")
+    return Tuning(args.tune, args.tactics, args.tune_seconds)
 
 
 def _scales(args: argparse.Namespace, chosen: CompileOptions, progress: Progress) -> Scales | None:

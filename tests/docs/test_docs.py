@@ -22,7 +22,10 @@ from frtc.passes import pipeline
 from tests.conftest import ROOT, Demo, checkout
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-ROOMS = ("frtc", "frtc/commands", "runtime", "models", "lowering", "passes", "codegen", "kernels", "kernels/reference")
+ROOMS = (
+    "frtc", "frtc/commands", "frtc/tuning", "runtime", "models", "lowering", "passes", "codegen", "kernels",
+    "kernels/reference",
+)  # fmt: skip
 UNMADE = {"kernels/targets/l40s.py", "tests/plans"}  # an example; the first release puts a Plan there
 ERRORS = {"FrtcError", "UsageError", "CheckFailed", "EnvironmentFault", "DriverFault"}
 # codes put together at run time: (the expression, what it can be)

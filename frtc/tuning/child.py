@@ -1,0 +1,119 @@
+"""The process that measures: a kernel that hangs, traps or corrupts memory takes nothing with it but this.
+
+    python -m frtc.tuning.child
+
+It says who it is, then answers one line for each line it reads, the name of a file with a pickled Chain. Its parent
+wrote that file; nothing else is unpickled. After a fault of the GPU it ends, as its context is of no more use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from frtc.errors import FrtcError
+from frtc.runtime.driver import Driver
+from frtc.runtime.graph import Graph
+from frtc.runtime.plan import STATE, Stage
+from frtc.tuning.chain import Chain
+from frtc.tuning.inputs import Fill, values
+
+WARM_UP, REPLAYS = 3, 21
+
+
+class Bench:
+    """One GPU with the operands of the last chain on it."""
+
+    def __init__(self) -> None:
+        self.driver = Driver()
+        with self.driver.current():
+            self.stream = self.driver.call("cuStreamCreate", 0)
+            self.marks = [self.driver.call("cuEventCreate", 0) for _ in range(2)]
+        self.blocks: dict[str, tuple[int, int]] = {}  # space -> (address, bytes)
+        self.filled: tuple[Fill, ...] = ()
+
+    def measure(self, chain: Chain) -> float:
+        """Microseconds of one launch (of all launches of the op, where it takes several): p50 of replays."""
+        with self.driver.current():
+            self._reserve(chain)
+            modules = [self.driver.call("cuModuleLoadData", image.cubin) for image in chain.kernels]
+            named = zip(modules, chain.kernels, strict=True)
+            functions = [self.driver.function(module, image.symbol, image.smem) for module, image in named]
+            addresses = {space: address for space, (address, _) in self.blocks.items()}
+            steps = [(Stage("chain", chain.calls), 0)]
+            graph = Graph(self.driver, functions, addresses, steps, self.marks)
+            times = [self._replay(graph) for _ in range(WARM_UP + REPLAYS)][WARM_UP:]
+            graph.destroy()
+            for module in modules:
+                self.driver.call("cuModuleUnload", module)
+            return median(times) / len(chain.calls)
+
+    def _replay(self, graph: Graph) -> float:
+        graph.launch(self.stream)
+        self.driver.call("cuStreamSynchronize", self.stream)
+        return float(self.driver.call("cuEventElapsedTime", *self.marks)) * 1e3
+
+    def _reserve(self, chain: Chain) -> None:
+        """Memory for every space, operands filled, counters zero."""
+        fresh = chain.fills != self.filled
+        for space, nbytes in chain.spaces.items():
+            address, had = self.blocks.get(space, (0, 0))
+            if had < max(nbytes, 1):
+                if address:
+                    self.driver.call("cuMemFree", address)
+                self.blocks[space], fresh = (self.driver.alloc(nbytes), max(nbytes, 1)), True
+        if fresh:
+            self.filled = ()
+            for fill in chain.fills:
+                self._fill(fill)
+            self.filled = chain.fills
+        self.driver.call("cuMemsetD8", self.blocks[STATE][0], 0, self.blocks[STATE][1])
+        self.driver.call("cuCtxSynchronize")
+
+    def _fill(self, fill: Fill) -> None:
+        data, start = values(fill), self.blocks[fill.space][0] + fill.offset
+        if data.nbytes:
+            self.driver.call("cuMemcpyHtoD", start, data.ctypes.data, data.nbytes)
+            for copy in range(1, fill.copies):
+                self.driver.call("cuMemcpyDtoD", start + copy * fill.pitch, start, data.nbytes)
+
+
+def main() -> int:
+    say = _own_output()
+    try:
+        bench = Bench()
+    except FrtcError as error:
+        say({"error": error.what, "hint": error.hint})
+        return error.exit_code
+    say({"device": asdict(bench.driver.device)})
+    for line in sys.stdin:
+        chain = pickle.loads(Path(line.strip()).read_bytes())
+        try:
+            say({"us": bench.measure(chain)})
+        except FrtcError as error:
+            say({"error": error.what})
+            return 1
+    return 0
+
+
+def _own_output() -> Callable[[dict[str, Any]], None]:
+    """What a library or a kernel prints goes to standard error; only answers go out."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def say(answer: dict[str, Any]) -> None:
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+
+    return say
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
