@@ -91,9 +91,9 @@ def configs(site: Site, target: Target) -> list[Config]:
     return [config for config, reason in candidates(site, target) if not reason]
 
 
-# Cost model, in clocks of an SM: counts of bytes and instructions, not fitted. Shared memory feeds wgmma with 90 bytes a
-# clock and L2 an SM with 64; a product of 64 rows takes a clock for each two columns of a step. Softmax: 8 clocks of the
-# special function unit for a warp's 32 powers, and its other instructions beside those of the other warpgroup.
+# Cost model, in clocks of an SM: counts of bytes and instructions, not fitted. Shared memory feeds wgmma with 90 bytes
+# a clock and L2 an SM with 64; a product of 64 rows takes a clock for each two columns of a step. Softmax: 8 clocks of
+# the special function unit for a warp's 32 powers; its other instructions run beside those of the other warpgroup.
 CLOCK_MHZ = 1755.0  # under load
 LAUNCH_US = 1.0  # as the baseline counts it
 FEED, FILL = 90.0, 64.0  # bytes a clock from shared memory to wgmma, from L2 to an SM

@@ -13,6 +13,7 @@ from cuda.bindings import driver as cu
 from frtc.codegen.nvrtc import Cubin
 from frtc.kernels.spec import Stage
 from frtc.runtime import tensor_map
+from frtc.runtime.driver import EARLY_PORT
 
 POISON = 0xFF  # a NaN in every float type, -1 in every integer
 
@@ -129,8 +130,11 @@ class Gpu:
     def synchronize(self) -> None:
         call(cu.cuStreamSynchronize(self.stream))
 
-    def time_us(self, launches: Sequence[tuple[Any, Stage, Arguments]], replays: int = 7) -> float:
-        """Microseconds of all launches, one after the other, in one graph: the median of `replays`."""
+    def time_us(self, launches: Sequence[tuple[Any, Stage, Arguments]], replays: int = 7, early: bool = False) -> float:
+        """Microseconds of all launches, one after the other, in one graph: the median of `replays`.
+
+        early: each may begin when the one before has released it, as an early launch of a Plan; its kernel waits.
+        """
         graph = call(cu.cuGraphCreate(0))
         previous: list[Any] = []
         for function, stage, arguments in launches:
@@ -138,7 +142,15 @@ class Gpu:
             node.func, node.kernelParams, node.sharedMemBytes = function, arguments.address, stage.smem
             node.gridDimX, node.gridDimY, node.gridDimZ = stage.grid
             node.blockDimX, node.blockDimY, node.blockDimZ = stage.block, 1, 1
-            previous = [call(cu.cuGraphAddKernelNode(graph, previous, len(previous), node))]
+            after, previous = (
+                previous,
+                [call(cu.cuGraphAddKernelNode(graph, previous, 0 if early else len(previous), node))],
+            )
+            if early and after:
+                edge = cu.CUgraphEdgeData()
+                edge.from_port = EARLY_PORT
+                edge.type = cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+                call(cu.cuGraphAddDependencies(graph, after, previous, [edge], 1))
         executable = call(cu.cuGraphInstantiate(graph, 0))
         start, stop = call(cu.cuEventCreate(0)), call(cu.cuEventCreate(0))
         times = []
