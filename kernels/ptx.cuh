@@ -141,6 +141,7 @@ __device__ __forceinline__ u32 atomic_add_acq_rel(u32* counter, u32 value) {
 // A launch may begin before those it depends on have ended (an "early" launch of a Plan). The kernel then waits itself:
 // grid_wait() returns when all grids before this one are complete and what they wrote is visible. Every thread calls it
 // before it reads or writes anything but weights, which nobody writes. In a launch that is not early it returns at once.
+// NOTE: pointers to anything but weights are not const __restrict__: the compiler may move such loads ahead of the wait.
 __device__ __forceinline__ void grid_wait() {
 #if __CUDA_ARCH__ >= 900 && !defined(FRTC_SABOTAGE_NO_WAIT)
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -382,13 +382,14 @@ __device__ __forceinline__ bool finish(unsigned char* smem, const float (&o)[Til
 template <typename T, typename TOut, int D, int DV, int WM, int WN, int BN, int STAGES, bool kMask, bool kSplit,
           int ROW>
 __global__ void __launch_bounds__(32 * WM * WN, 1)
-smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const u8* __restrict__ mask,
-               const int* __restrict__ length, TOut* __restrict__ out, float* part_sums, float2* part_stats,
+smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const u8* mask,
+               const int* length, TOut* __restrict__ out, float* part_sums, float2* part_stats,
                u32* arrived, i64 q_batch, i64 q_head, i64 q_row, i64 k_batch, i64 k_head, i64 k_row, i64 v_batch,
                i64 v_head, i64 v_row, i64 mask_batch, i64 mask_head, i64 mask_row, i64 mask_key, i64 out_batch,
                i64 out_head, i64 out_row, int heads_kv, int group, int sq, int sk, int resume, int causal,
                float scale, const float* inv, float* row_scale, bf16* staged, u32* panel_arrived, i64 scale_batch,
                i64 scale_row, int panel) {
+    grid_release(), grid_wait();
     using Tile = AttentionTile<D, DV, WM, WN, BN, STAGES>;
     extern __shared__ __align__(16) unsigned char smem[];
     T* const q_tile = reinterpret_cast<T*>(smem);

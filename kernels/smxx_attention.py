@@ -370,6 +370,7 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
         block=tile.threads,
         smem=smem_bytes(tile, shape.d, shape.dv),
         params=_params(site, shape, config),
+        waits=True,
     )
     return (stage,)
 

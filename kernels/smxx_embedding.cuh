@@ -6,14 +6,15 @@
 //   moves  2 elements an element; an id or place outside of its range is not checked
 #pragma once
 
+#include "ptx.cuh"
 #include "vector.cuh"
 
 namespace frtc {
 
 template <int VEC, int THREADS, typename T, typename I, typename Y>
 __global__ void __launch_bounds__(THREADS)
-    gather_rows(const T* __restrict__ table, const I* __restrict__ ids, Y* __restrict__ y, int width, int table_step,
-                int id_step, int y_step, float scale) {
+    gather_rows(const T* table, const I* ids, Y* y, int width, int table_step, int id_step, int y_step, float scale) {
+    grid_release(), grid_wait();
     const int column = (blockIdx.x * THREADS + threadIdx.x) * VEC;
     if (column >= width) return;
     const long long row = blockIdx.y;
@@ -38,8 +39,8 @@ __global__ void __launch_bounds__(THREADS)
 
 template <int VEC, int THREADS, typename T, typename I>
 __global__ void __launch_bounds__(THREADS)
-    put_rows(const T* __restrict__ x, const I* __restrict__ at, T* __restrict__ y, int width, int x_outer, int y_outer,
-             int y_step) {
+    put_rows(const T* x, const I* at, T* y, int width, int x_outer, int y_outer, int y_step) {
+    grid_release(), grid_wait();
     const int column = (blockIdx.x * THREADS + threadIdx.x) * VEC;
     if (column >= width) return;
     const long long outer = blockIdx.y;

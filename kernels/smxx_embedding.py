@@ -67,7 +67,7 @@ def _gather(site: Site, rows: int, numbers: tuple[int, ...], scale: float) -> St
         *(Param("i32", number) for number in numbers), Param("f32", scale),
     )  # fmt: skip
     entry = f"frtc::gather_rows<{group}, {THREADS}, {types}>"
-    return Stage("smxx_embedding.cuh", entry, _grid(numbers[0], rows, group), THREADS, 0, params)
+    return Stage("smxx_embedding.cuh", entry, _grid(numbers[0], rows, group), THREADS, 0, params, waits=True)
 
 
 def _entry_width(site: Site) -> int | None:
@@ -135,7 +135,7 @@ def _write_stages(site: Site, config: Config, target: Target) -> tuple[Stage, ..
         Param("operand", 1), Param("operand", 2), Param("result", 0),
         *(Param("i32", number) for number in (width, x_step, y_step, row)),
     )  # fmt: skip
-    return (Stage("smxx_embedding.cuh", entry, _grid(width, outer, group), THREADS, 0, params),)
+    return (Stage("smxx_embedding.cuh", entry, _grid(width, outer, group), THREADS, 0, params, waits=True),)
 
 
 def _configs(site: Site, target: Target) -> list[Config]:

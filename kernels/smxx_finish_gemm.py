@@ -277,6 +277,7 @@ def _second(site: Site, config: Config, p: Product) -> Stage:
             NULL if p.rows is None else Param("operand", p.rows), Param("i32", count),
             *(Param("i32", value) for value in numbers), *(Param("i64", value) for value in batches),
         ),
+        waits=True,
     )  # fmt: skip
 
 

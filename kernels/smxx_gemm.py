@@ -287,6 +287,7 @@ def stage_of(p: Product, tile: Tile, epilogue: str, arguments: Sequence[Argument
         block=32 * tile.warps,
         smem=tile.smem,
         params=(*p.params(), *workspace, *params_of(arguments)),
+        waits=True,
     )
 
 

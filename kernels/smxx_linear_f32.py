@@ -75,6 +75,7 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
         block=128 if rows == 0 else 256,
         smem=0,
         params=(*p.params(), *params_of(p.arguments())),
+        waits=True,
     )
     return (stage,)
 

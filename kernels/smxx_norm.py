@@ -141,7 +141,8 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
         Param("f32", float(site.attrs["eps"])), Param("f32", float(site.attrs.get("offset", 0.0))),
     )  # fmt: skip
     grid = (-(-rows // config["ROWS"]), 1, 1)
-    return (Stage("smxx_norm.cuh", f"frtc::norm<{arguments}>", grid, config["LANES"] * config["ROWS"], 0, params),)
+    block, entry = config["LANES"] * config["ROWS"], f"frtc::norm<{arguments}>"
+    return (Stage("smxx_norm.cuh", entry, grid, block, 0, params, waits=True),)
 
 
 def _pointer(kind: str, index: int | None) -> Param:

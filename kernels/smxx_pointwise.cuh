@@ -5,6 +5,7 @@
 // the transcendental functions are the accurate ones: fp32 results stay within a few ulp.
 #pragma once
 
+#include "ptx.cuh"
 #include "vector.cuh"
 
 namespace frtc {

@@ -134,7 +134,7 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
         *(Param("result", i) for i in range(len(site.results))),
     )
     grid = (-(-groups // THREADS), 1, 1)
-    return (Stage("smxx_pointwise.cu.j2", "frtc::pointwise", grid, THREADS, 0, params, context),)
+    return (Stage("smxx_pointwise.cu.j2", "frtc::pointwise", grid, THREADS, 0, params, context, waits=True),)
 
 
 def steps_of(expr: Sequence[Sequence[Any]], registers: Sequence[str]) -> list[Value]:

@@ -75,7 +75,7 @@ def _stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     else:
         entry, numbers = f"frtc::cumsum<{WARPS}, {types}>", (rows, n, x_row, x_step, y_row, y_step)
     params = (Param("operand", 0), Param("result", 0), *(Param("i32", number) for number in numbers))
-    return (Stage("smxx_reduce.cuh", entry, (-(-rows // WARPS), 1, 1), WARPS * 32, 0, params),)
+    return (Stage("smxx_reduce.cuh", entry, (-(-rows // WARPS), 1, 1), WARPS * 32, 0, params, waits=True),)
 
 
 def _cost(site: Site, config: Config, target: Target) -> float:
@@ -117,7 +117,7 @@ def _softmax_stages(site: Site, config: Config, target: Target) -> tuple[Stage, 
     numbers = f"{x.shape[-1]}, {lanes}, {per_block}, {16 // DTYPES[x.dtype].itemsize}"
     entry = f"frtc::softmax<{numbers}, {DTYPES[x.dtype].cuda}, {DTYPES[y.dtype].cuda}>"
     params = (Param("operand", 0), Param("result", 0), *(Param("i32", number) for number in (rows, *steps)))
-    return (Stage("smxx_reduce.cuh", entry, (-(-rows // per_block), 1, 1), lanes * per_block, 0, params),)
+    return (Stage("smxx_reduce.cuh", entry, (-(-rows // per_block), 1, 1), lanes * per_block, 0, params, waits=True),)
 
 
 def _softmax_cost(site: Site, config: Config, target: Target) -> float:

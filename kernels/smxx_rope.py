@@ -82,7 +82,8 @@ def _rope_stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...
         *(Param("operand", i) for i in range(3)), Param("result", 0), Param("i32", rows),
         *(Param("i32", step) for view in steps for step in view),
     )  # fmt: skip
-    return (Stage("smxx_rope.cuh", entry, (-(-rows * groups // THREADS), heads, batch), THREADS, 0, params),)
+    grid = (-(-rows * groups // THREADS), heads, batch)
+    return (Stage("smxx_rope.cuh", entry, grid, THREADS, 0, params, waits=True),)
 
 
 def _head_size(site: Site) -> int:
@@ -115,7 +116,7 @@ def _qkv_stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]
         *(Param("i32", number) for number in (rows, heads, kv_heads, *steps)),
     )  # fmt: skip
     grid = (-(-rows * groups // THREADS), heads + 2 * kv_heads, 1)
-    return (Stage("smxx_rope.cuh", entry, grid, THREADS, 0, params),)
+    return (Stage("smxx_rope.cuh", entry, grid, THREADS, 0, params, waits=True),)
 
 
 def _configs(site: Site, target: Target) -> list[Config]:

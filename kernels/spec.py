@@ -90,7 +90,7 @@ class TensorMap:
 class Stage:
     """One launch of one device function.
 
-    source      the template file in kernels/ ("smxx_gemm.cuh"), or a jinja2 file ("smxx_pointwise.cu.j2") with `context`
+    source      the template file in kernels/ ("smxx_gemm.cuh"), or jinja2 ("smxx_pointwise.cu.j2") with `context`
     entry       the C++ template-id to instantiate: "frtc::gemm<__nv_bfloat16, 128, 64, 32>"
     smem        dynamic shared memory in bytes
     tensormaps  what parameters of kind "tensormap" are
