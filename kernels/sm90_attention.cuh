@@ -1,19 +1,19 @@
 // out = softmax(scale * q k^T, over visible keys) v, by wgmma
 //
-//   q [B, HQ, SQ, D]   k [B, HKV, SK, D]   v [B, HKV, SK, DV]   out [B, HQ, SQ, DV]   strided views, read through tensor
-//   maps: last axis contiguous, all other strides multiples of 16 bytes. PACK neighbouring query heads that read one key
-//   head share a tile of 64 rows: row m is head m % PACK of query m / PACK.
+//   q [B, HQ, SQ, D]   k [B, HKV, SK, D]   v [B, HKV, SK, DV]   out [B, HQ, SQ, DV]   strided views, the operands' read
+//   through tensor maps: last axis contiguous, other strides multiples of 16 bytes. PACK neighbouring query heads that
+//   read one key head share a tile of 64 rows: row m is head m % PACK of query m / PACK.
 //
-//   visible   key j: length absent, or j < length, or 0 <= resume <= j. Tiles of keys that nobody sees are skipped. Hidden
-//             keys may hold anything, NaN too: their scores are set and their rows of v are cleared in shared memory.
-//             Without any key the result is zero.
+//   visible   key j: length absent, or j < length, or 0 <= resume <= j. Tiles of keys that nobody sees are skipped.
+//             Hidden keys may hold anything, NaN too: their scores are set and their rows of v are cleared in shared
+//             memory. Without any key the result is zero.
 //   grid      (tiles of 64 / PACK queries, HQ / PACK, B)     block  256: two warpgroups
-//   keys      the warpgroups share the 64 rows and take tiles of BN keys in turn. Each has one slot for k and one for v: the
-//             next k comes during softmax and second product, the next v during the first. While one of them is in its
-//             softmax the other has the tensor cores. At the end each adds up the sums of half the columns.
+//   keys      the warpgroups share the 64 rows and take tiles of BN keys in turn. Each has one slot for k and one for v:
+//             the next k comes during softmax and second product, the next v during the first. While one of them is in
+//             its softmax the other has the tensor cores. At the end each adds up the sums of half the columns.
 //   smem      rows of 128 swizzled bytes: [panels of 64 columns][rows]; q, k and v of each warpgroup; 5 mbarriers
-//   rounding  scores, softmax and sums in fp32; probabilities are rounded to T for the second product; out once, in e4m3
-//             times *inv
+//   rounding  scores, softmax and sums in fp32; probabilities are rounded to T for the second product; out once, in
+//             e4m3 times *inv
 //   moves     q and out once, k and v once for each row tile (from L2): 2 HQ SQ SK (D + DV) FLOP on tensor cores
 //   tested    tests/kernels/test_sm90_attention.py
 #pragma once
@@ -53,14 +53,15 @@ struct GroupTile {
     static_assert(O_WIDTH <= 64 * VALUE_PANELS && (OUT_TILES + 2) * 128 * 16 <= 2 * (K_BYTES + V_BYTES));
 };
 
-// Which warpgroup of the block this is, as a number that the compiler knows to be the same in the whole warp: addresses made
-// of it stay in uniform registers, where descriptors and copies want them.
+// Which warpgroup of the block this is, as a number that the compiler knows to be the same in the whole warp: addresses
+// made of it stay in uniform registers, where descriptors and copies want them.
 __device__ __forceinline__ int warpgroup() {
     return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
 }
 
 __device__ __forceinline__ void tensor_load(u32 to, const TensorMap& map, u32 barrier, int x, int y, int z, int w) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];"
                  ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
@@ -88,7 +89,8 @@ __device__ __forceinline__ void group_scores(float (&s)[Tile::N_TILES][4], u32 q
 
 // o += p v: scores of 16 keys, rounded to T, are the A fragment of a step of the second product.
 template <typename T, typename Tile>
-__device__ __forceinline__ void group_values(float (&o)[Tile::O_TILES][4], const float (&p)[Tile::N_TILES][4], u32 v_at) {
+__device__ __forceinline__ void group_values(float (&o)[Tile::O_TILES][4], const float (&p)[Tile::N_TILES][4],
+                                             u32 v_at) {
     auto& flat = reinterpret_cast<float(&)[Tile::O_WIDTH / 2]>(o);
     u32 a[Tile::P_STEPS][4];
 #pragma unroll
@@ -222,8 +224,8 @@ __device__ __forceinline__ void finish_groups(unsigned char* room, float (&o)[Ti
     }
 }
 
-// No pointer is __restrict__: what they point to may be written until grid_wait() returns, and loads of what nobody writes
-// may be moved before it. Strides of out are in elements. group = HQ / HKV. scale is the op's scale times log2(e), positive.
+// No pointer is __restrict__: what it points to may be written until grid_wait() returns, and loads of what nobody writes
+// may be moved before it. Strides of out are in elements. group = HQ / HKV. scale is the op's scale times log2(e).
 template <typename T, typename TOut, int D, int DV, int BN, int PACK>
 __global__ void __launch_bounds__(256, 1)
 sm90_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -234,7 +236,8 @@ sm90_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ 
     const int wg = warpgroup(), thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     const int batch = blockIdx.z, head = blockIdx.y * PACK, query = blockIdx.x * (64 / PACK), head_kv = head / group;
     unsigned char* const v_slot = smem + Tile::Q_BYTES + 2 * Tile::K_BYTES + wg * Tile::V_BYTES;
-    const u32 q_at = shared_address(smem), k_at = q_at + Tile::Q_BYTES + wg * Tile::K_BYTES, v_at = shared_address(v_slot);
+    const u32 q_at = shared_address(smem), k_at = q_at + Tile::Q_BYTES + wg * Tile::K_BYTES;
+    const u32 v_at = shared_address(v_slot);
     const u32 q_full = q_at + Tile::BARRIERS_AT, k_full = q_full + 8 + 16 * wg, v_full = k_full + 8;
 
     grid_release();
