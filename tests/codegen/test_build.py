@@ -10,12 +10,16 @@ import pytest
 from frtc.codegen.build import build
 from frtc.codegen.nvrtc import Job
 from frtc.errors import FrtcError
+from frtc.kernels.catalog import CATALOG, Catalog
 from frtc.kernels.cubin import sm_of
-from frtc.kernels.targets import load_targets
+from frtc.kernels.spec import Config, Param, Site, TensorMap
+from frtc.kernels.spec import Stage as KernelStage
+from frtc.kernels.targets import Target, load_targets
 from frtc.lowering.ir import Let, Repeat, Run, While
+from frtc.runtime import plan
 from frtc.runtime.plan import ARENA, SPACES, STATE, unrolled
 from frtc.runtime.validate import extent
-from tests.codegen.emulated import agree, built, copies, module_of, ops
+from tests.codegen.emulated import agree, built, copies, module_of, no_compiler, ops
 
 TARGETS = load_targets()
 
@@ -192,3 +196,45 @@ def test_lets_become_stages_of_one_copy() -> None:
     result = agree(twice, exact=False)
     assert [name for name, _ in unrolled(result.program.schedule)][:3] == ["prefix", "let.z", "let.z"]
     assert copies(result, "let.z") == ["let z"]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_early_launches(name: str) -> None:
+    """Of kernels that wait, on targets that can: nobody else's are, for nobody could tell."""
+    made = built(module_of(MODEL), name)
+    about = TARGETS[name]
+    for stage in made.program.stages:
+        for call, emitted in zip(stage.calls, made.emitted[stage.name], strict=True):
+            stages = emitted.choice.kernel.stages(emitted.site, emitted.choice.config, about)
+            assert [n.early for n in call.launches] == [s.waits and "pdl" in about.has for s in stages]
+    assert any(n.early for s in made.program.stages for c in s.calls for n in c.launches) == ("pdl" in about.has)
+
+
+def test_a_kernel_that_does_not_wait_is_not_early() -> None:
+    def careless(site: Site, config: Config, target: Target) -> tuple[KernelStage, ...]:
+        return tuple(replace(stage, waits=False) for stage in norm.stages(site, config, target))
+
+    norm = next(k for k in CATALOG.kernels if k.name == "smxx_norm" and k.op == "rms_norm")
+    others = [k for k in CATALOG.kernels if k is not norm]
+    catalog = Catalog((replace(norm, stages=careless), *others))
+    with no_compiler():
+        made = build(module_of(MODEL), TARGETS["hopper"], catalog=catalog)
+    early = {c.op: n.early for s in made.program.stages for c in s.calls for n in c.launches}
+    assert early["rms_norm"] is False and early["linear"] is True
+
+
+def test_tensor_maps_reach_the_plan() -> None:
+    """As the stage names them, with the parameter that takes the map."""
+    map = TensorMap(Param("operand", 0), "bf16", (48, 30), (96,), (64, 16), 128)
+
+    def mapped(site: Site, config: Config, target: Target) -> tuple[KernelStage, ...]:
+        (stage,) = norm.stages(site, config, target)
+        return (replace(stage, tensormaps=(map,), params=(Param("tensormap", 0), *stage.params)),)
+
+    norm = next(k for k in CATALOG.kernels if k.name == "smxx_norm" and k.op == "rms_norm")
+    catalog = Catalog((replace(norm, stages=mapped), *(k for k in CATALOG.kernels if k is not norm)))
+    with no_compiler():
+        made = build(module_of(MODEL), TARGETS["hopper"], catalog=catalog)
+    (launch,) = made.program.stage("prefix").calls[0].launches
+    assert launch.params[0] == ("tensormap", 0)
+    assert launch.tensormaps == (plan.TensorMap(("operand", 0), "bf16", (48, 30), (96,), (64, 16), 128),)
