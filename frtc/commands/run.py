@@ -6,24 +6,26 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from frtc import observation
 from frtc.console import Progress, Result, size
 from frtc.device import about
-from frtc.errors import CheckFailed, FrtcError, UsageError
+from frtc.errors import CheckFailed, EnvironmentFault, FrtcError, UsageError
 from frtc.options import count, number
 from frtc.policy import Inference, Policy
 from frtc.runtime.own_file import partial
 from frtc.runtime.timing import Spread, Timing
 from frtc.trust import trust_of
+
+if TYPE_CHECKING:
+    from frtc.profile import Report
 
 HOST = ("total", "prepare", "run", "finish")
 SLACK = 1.05  # a baseline holds if no p50 of today is more than 5 % above it
@@ -51,6 +53,9 @@ def options(parser: argparse.ArgumentParser) -> None:
                         help="fail (exit 3) if p99 host to host is longer")  # fmt: skip
     timing.add_argument("--baseline", type=Path, metavar="FILE",
                         help="JSON of an earlier `run --json`: exit 3 if the p50 of total is 5 %% slower")  # fmt: skip
+    timing.add_argument("--profile", action="store_true",
+                        help="also time every launch of the Plan, and set it beside the target's roofline")  # fmt: skip
+    timing.add_argument("--report", type=Path, metavar="FILE", help="write the profile as one HTML page; has --profile")
     parser.add_argument(
         "--actions", type=Path, metavar="FILE", help="write the actions as .npy, under exactly this name"
     )
@@ -58,8 +63,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     baseline = _baseline(args.baseline) if args.baseline else None
-    if args.actions:
-        _require_place(args.actions)
+    profiled = _checked(args)
     progress = Progress()
     checked = {"untested": args.untested, "check_finite": args.check_finite}
     with Policy.load(args.plan, args.device, args.seed, **checked) as policy:
@@ -74,32 +78,66 @@ def run(args: argparse.Namespace) -> Result:
         facts = about(policy)
         facts["assumed"] = [asdict(a) for a in policy.spec.assumed]
         facts["trust"] = trust_of(policy.plan)
+        report = _profile(policy, progress) if profiled else None
     progress.close()
     if args.actions:
-        _write(args.actions, first.actions)
+        _write(args.actions, lambda file: np.save(file, first.actions))
+    if report and args.report:
+        _write_page(args.report, policy, report, facts)
     failure = _judge(host.parts["total"], args.budget, baseline)
     data = _data(first, host, parts, facts) | ({"after_idle_us": after_idle} if after_idle else {})
-    return Result(_text(args.plan, facts, first, host, parts, after_idle), data, failure)
+    text = _text(args.plan, facts, first, host, parts, after_idle)
+    if report:
+        text, data = f"{text}\n{report}", data | {"profile": report.to_json()}
+    return Result(text, data, failure)
 
 
-def _require_place(path: Path) -> None:
-    """Where the actions go is found out before anything runs."""
+def _checked(args: argparse.Namespace) -> bool:
+    """Whether launches are to be timed. What cannot work is found out before anything runs."""
+    profiled = args.profile or args.report is not None
+    if profiled and args.device == "cpu":
+        what = "--profile and --report time a GPU's launches, and the emulator has none"
+        raise EnvironmentFault("env.no_gpu", what, hint="leave out --device cpu")
+    for option, path, example in (("--actions", args.actions, "actions.npy"), ("--report", args.report, "report.html")):
+        if path:
+            _require_place(path, option, example)
+    return profiled
+
+
+def _profile(policy: Policy, progress: Progress) -> Report:
+    """On the observation of the runs before. Loaded here: most runs have no use for it."""
+    from frtc.profile import report_of
+    from frtc.runtime.profile import profile
+    from frtc.runtime.session import Session
+
+    assert isinstance(policy.executor, Session)
+    found = profile(policy.executor, lambda share: progress("profile", share))
+    return report_of(policy.plan.program, found)
+
+
+def _write_page(path: Path, policy: Policy, report: Report, facts: Mapping[str, Any]) -> None:
+    from frtc.profile_page import html_of
+
+    text = html_of(policy.plan.program, report, facts)
+    _write(path, lambda file: file.write(text.encode()))
+
+
+def _require_place(path: Path, option: str, example: str) -> None:
     if not os.path.isdir(path.parent):
-        hint = "create it, or choose another with --actions"
+        hint = f"create it, or choose another with {option}"
         raise UsageError("output.folder", f"there is no folder {path.parent}", hint=hint)
     if os.path.isdir(path):
-        hint = f"name a file: --actions {path / 'actions.npy'}"
-        raise UsageError("output.folder", f"{path} is a folder", hint=hint)
+        raise UsageError("output.folder", f"{path} is a folder", hint=f"name a file: {option} {path / example}")
     if os.path.exists(path) and not os.path.isfile(path):  # a device would be replaced by the rename
         raise UsageError("output.folder", f"{path} is neither new nor a regular file", hint="name a file")
 
 
-def _write(path: Path, actions: NDArray[np.float32]) -> None:
+def _write(path: Path, save: Callable[[BinaryIO], object]) -> None:
     """By atomic rename: an older file stays until all of the new one is there."""
     temporary = partial(path)
     try:
         with open(temporary, "xb") as file:
-            np.save(file, actions)
+            save(file)
         os.replace(temporary, path)
     except OSError as fault:
         raise FrtcError("output.write", f"cannot write {path}: {fault.strerror}", hint="write elsewhere") from None

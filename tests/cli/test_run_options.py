@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,13 @@ import pytest
 import frtc
 from frtc import observation
 from frtc.errors import FrtcError
+from frtc.kernels.cubin import parameters_of
 from frtc.policy import Policy
+from frtc.runtime import driver
+from frtc.runtime.plan_file import open_plan
 from tests.cli.face import call
 from tests.conftest import Demo
+from tests.runtime.timed_driver import TimedApi
 
 Capture = pytest.CaptureFixture[str]
 
@@ -21,14 +27,15 @@ def refuse(*_: object, **__: object) -> None:
     raise AssertionError("it ran")
 
 
+@pytest.mark.parametrize("option", ["--actions", "--report"])
 @pytest.mark.parametrize("place", ["no/where/a.npy", "folder", "pipe"])
-def test_a_place_for_actions_is_known_before_the_run(
-    place: str, demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_a_place_for_a_file_is_known_before_the_run(
+    place: str, option: str, demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Policy, "load", refuse)
     (tmp_path / "folder").mkdir()
     (tmp_path / "pipe").symlink_to("/dev/null")
-    said = call(capsys, "run", demo.plan, "--device", "cpu", "--actions", tmp_path / place)
+    said = call(capsys, "run", demo.plan, option, tmp_path / place)
     assert (said.code, said.error) == (2, "output.folder"), said.err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "pipe"]
 
@@ -50,6 +57,45 @@ def test_actions_under_their_name_and_nothing_half_written(
     said = call(capsys, *words)
     assert (said.code, said.error) == (4, "output.write") and "No space left" in said.err
     assert (tmp_path / "actions").read_bytes() == written and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("option", ["--profile", "--report=page.html"])
+def test_the_emulator_has_no_launches_to_time(
+    option: str, demo: Demo, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "load", refuse)
+    said = call(capsys, "run", demo.plan, "--device", "cpu", option)
+    assert (said.code, said.error) == (5, "env.no_gpu") and "--device cpu" in said.err
+    assert not Path("page.html").exists()
+
+
+def test_profile_and_report(demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a driver where attention takes 40 us and everything else 2."""
+    plan = open_plan(demo.plan)
+    files, entries = plan.files(), plan.program.kernels
+    sizes = {entry.symbol: parameters_of(bytes(files[entry.cubin]), entry.symbol) for entry in entries}
+    us = defaultdict(lambda: 2.0, {symbol: 40.0 for symbol in sizes if "attention" in symbol})
+    monkeypatch.setattr(driver, "_bindings", lambda: TimedApi(sizes, us, sm=plan.program.target.sm))
+    page = tmp_path / "page.html"
+    page.write_text("older")
+    words = ("run", demo.plan, "--runs", "2", "--report", page)
+    said = call(capsys, *words)
+    assert said.code == 0, said.err
+    lines = said.out.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("launches by time in the graph")) + 2
+    assert " attention " in lines[first] and "40.0" in lines[first]
+    launches = [
+        (s.name, c, k) for s in plan.program.stages for c, x in enumerate(s.calls) for k in range(len(x.launches))
+    ]
+    text = page.read_text()
+    assert text.startswith("<!DOCTYPE html>") and "Null GPU" in text
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+    found = json.loads(call(capsys, "run", demo.plan, "--runs", "2", "--profile", "--json").out)["profile"]
+    assert {(row["stage"], row["call"], row["launch"]) for row in found["launches"]} == set(launches)
+    assert found["sum_us"] == pytest.approx(found["replay_us"], rel=0.01)
+    assert found["classes"]["attention"]["in_graph_us"] == pytest.approx(
+        sum(40 * row["count"] for row in found["launches"] if row["op"] == "attention"), rel=0.01
+    )
 
 
 @pytest.mark.parametrize(

@@ -90,16 +90,18 @@ def test_everything_is_given_back(session: Session, api: TimedApi) -> None:
     assert not any(api.device(session.addresses["state"], session.program.state_nbytes))
 
 
-def test_caches_forget_a_plan_that_is_larger(session: Session, api: TimedApi) -> None:
-    def evicted() -> set[int]:
+def test_caches_forget_a_plan_that_is_larger(session: Session, api: TimedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    p, target = session.program, load_targets()[session.program.target.name]
+    planned = p.weights_nbytes + p.arena_nbytes + p.state_nbytes
+
+    def evicted(l2: int) -> set[int]:
+        monkeypatch.setattr(module, "load_targets", lambda: {target.name: replace(target, l2=l2)})
         before = len(api.log)
         profile(session)
-        return {call[3] for call in api.log[before:] if call[0] == "cuMemsetD8Async"} - {512}  # the states' own
+        return {call[3] for call in api.log[before:] if call[0] == "cuMemsetD8Async"} - {p.state_nbytes}
 
-    assert evicted() == set()
-    l2 = load_targets()[session.program.target.name].l2
-    session.program = replace(session.program, weights_nbytes=l2 + 1)
-    assert evicted() == {2 * l2}
+    assert evicted(planned) == set()
+    assert evicted(planned - 1) == {2 * (planned - 1)}
 
 
 def test_parts_of_a_line(plan: Plan) -> None:

@@ -20,12 +20,12 @@ class TimedApi(NullApi):
     found    the first byte of the states as each graph found it, with the graph's kernels
     """
 
-    def __init__(self, sizes: dict[str, tuple[int, ...]], us: Mapping[str, float]) -> None:
-        super().__init__(sizes)
+    def __init__(self, sizes: dict[str, tuple[int, ...]], us: Mapping[str, float], sm: int = 90) -> None:
+        super().__init__(sizes, sm)
         self.us, self.states = us, 0
         self.at: dict[int, float] = {}  # of events
         self.found: list[tuple[int, list[str]]] = []
-        self.replays = 0
+        self.replays, self.now = 0, 0.0
 
     def do_cuGraphLaunch(self, graph: Graph, stream: Any) -> None:
         ends: dict[int, float] = {}
@@ -35,11 +35,15 @@ class TimedApi(NullApi):
             begin = max((ends[node] for node in after), default=0.0)
             ends[handle] = begin + (self.us[what.symbol] if kind == "kernel" else EMPTY_US if after else 0.0)
             if kind == "event":
-                self.at[what] = ends[handle]
+                self.at[what] = self.now + ends[handle]
+        self.now += max(ends.values(), default=0.0)
         if self.states:
             first = self.device(self.states, 1)
             self.found.append((first[0], symbols))
             first[0] = (first[0] + len(symbols)) % 256
+
+    def do_cuEventRecord(self, event: int, stream: Any) -> None:
+        self.at[event] = self.now
 
     def do_cuEventElapsedTime(self, start: int, end: int) -> float:
         """Every other time a step late."""
