@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +43,10 @@ TYPES = {torch.uint8: "u8", torch.float32: "f32", torch.int32: "i32"}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a Plan is compiled for: the policy, camera views, prompt budget, actions of a chunk, one of PRECISIONS."""
+    """What a Plan is compiled for: the policy, camera views, prompt budget, actions of a chunk, one of PRECISIONS.
+
+    family   of --family; "": what the compiler takes by itself
+    """
 
     policy: str = "pi05"
     views: int = 2
@@ -48,14 +54,15 @@ class Shape:
     horizon: int = 50
     size: str = "full"
     precision: str = "bf16"
+    family: str = ""
 
     def __str__(self) -> str:
         return f"v{self.views}-p{self.prompt}-c{self.horizon}"
 
     @property
     def label(self) -> str:
-        """With the precision, for tables."""
-        return f"{self} {self.precision}"
+        """With the precision and a chosen family, for tables."""
+        return f"{self} {self.precision} {self.family}".rstrip()
 
 
 def model_of(policy: str) -> Model:
@@ -76,11 +83,13 @@ def options(shape: Shape) -> CompileOptions:
     """Without self-test vectors. A budget of 48 tokens holds no state in the prompt."""
     policy = PolicyOptions(views=shape.views, state_in_prompt=False)
     kind = "fp8" if shape.precision == ROWS else shape.precision
-    return CompileOptions(policy, precision=kind, prompt=shape.prompt, horizon=shape.horizon, self_test=False)
+    sizes: dict[str, Any] = {"prompt": shape.prompt, "horizon": shape.horizon}
+    family = {"family": shape.family} if shape.family else {}
+    return CompileOptions(policy, precision=kind, self_test=False, **sizes, **family)
 
 
 def plan_path(shape: Shape) -> Path:
-    return SCRATCH / f"{shape.policy}-{shape.size}-{shape}-{shape.precision}.plan"
+    return SCRATCH / f"{shape.policy}-{shape.size}-{shape.label.replace(' ', '-')}.plan"
 
 
 def scales_path(shape: Shape) -> Path:
@@ -105,28 +114,67 @@ def compiled(shape: Shape) -> None:
 class Compiling:
     """Plans of several shapes, each compiled by a process of its own while this one does something else.
 
-    The processes of a shape start when its checkpoint is written, those of the next one a little later. A calibration
-    has to be there for static scales.
+    The processes of a shape start when its checkpoint is written, those of the next one a little later; at most `most`
+    Plans are there or under way, so that the disk holds them. A calibration has to be there for static scales.
     """
 
-    def __init__(self, shapes: Iterable[Shape]) -> None:
+    def __init__(self, shapes: Iterable[Shape], most: int = 8) -> None:
         self.running: dict[Shape, subprocess.Popen[bytes]] = {}
+        self.queued, self.most, self.dropped = list[Shape](), most, set[Shape]()
         self.start(shapes)
 
     def start(self, shapes: Iterable[Shape]) -> None:
-        environment = {**os.environ, "FRTC_SCRATCH": str(SCRATCH)}
-        for shape in shapes:
-            checkpoint(shape.policy, shape.size)
-            plan_path(shape).unlink(missing_ok=True)
-            command = [sys.executable, "-m", "bench.full_model", *map(str, astuple(shape))]
-            self.running[shape] = subprocess.Popen(command, env=environment)
+        self.queued += shapes
+        while self.queued and len(self.running) < self.most:
+            self._begin(self.queued.pop(0))
+
+    def __contains__(self, shape: Shape) -> bool:
+        return shape in self.running or shape in self.queued or shape in self.dropped
 
     def wait(self, shape: Shape) -> dict[str, float]:
         """Seconds that its compilation took, by part."""
+        if shape in self.queued:
+            self.queued.remove(shape)
+            self._begin(shape)
         if self.running[shape].wait():
             raise RuntimeError(f"compiling {shape.policy} {shape.label} failed")
         seconds: dict[str, float] = compile_report(shape)["seconds"]
         return {name: round(took, 2) for name, took in seconds.items()}
+
+    def drop(self, shape: Shape) -> None:
+        """The Plan is not needed any more."""
+        self.dropped.add(shape)
+        self.running.pop(shape).wait()
+        plan_path(shape).unlink(missing_ok=True)
+        self.start(())
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No process compiles meanwhile: what is timed has the machine for itself."""
+        stopped = [process for process in self.running.values() if process.poll() is None]
+        for process in stopped:
+            process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in stopped:
+                process.send_signal(signal.SIGCONT)
+
+    def _begin(self, shape: Shape) -> None:
+        checkpoint(shape.policy, shape.size)
+        plan_path(shape).unlink(missing_ok=True)
+        command = [sys.executable, "-m", "bench.full_model", *map(str, astuple(shape))]
+        self.running[shape] = subprocess.Popen(command, env={**os.environ, "FRTC_SCRATCH": str(SCRATCH)})
+
+
+def make_room(policy: str, nbytes: int) -> None:
+    """Checkpoints and Plans of other policies go where the disk has fewer bytes left."""
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(SCRATCH).free >= nbytes:
+        return
+    for path in SCRATCH.iterdir():
+        if path.name.split("-")[0] in load_models().keys() - {policy}:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def compile_report(shape: Shape) -> dict[str, Any]:

@@ -1,10 +1,15 @@
 """Latency of a policy's Plans on a GPU beside its rivals, in one run: one CUDA graph, host to host, and stages.
 
-    PYTHONPATH=. python3 -m bench.gpu_bench [--policy pi0] [--changing N] [--only WORD]
+    PYTHONPATH=. python3 -m bench.gpu_bench [--policy pi0] [--shapes "c50 fp8,c10 fp8"] [--family baseline,native]
+                                            [--changing N] [--replays N] [--only WORD] [--no-profile]
 
-Every contender: 300 warm-ups, then replays one at a time, p50 to p99.9. Pi0.5 runs in all precisions, those with
-static scales after a calibration of their own. Rivals are built while the Plans are compiled and timed when that is
-done. A rival that does not run fails the bench. `--device cpu` is a rehearsal at size tiny.
+Every contender: 300 warm-ups, then replays one at a time, p50 to p99.9. Plans are compiled by processes of their own,
+in the order of the shapes, each is timed as soon as it is there, and whatever still compiles is stopped meanwhile.
+Static scales come from a calibration of their own. Rivals are built behind the first row. A rival that does not run
+fails the bench. Results are written after each contender. `--device cpu` is a rehearsal at size tiny.
+
+Seconds on an H200 with 16 cores, Pi0.5 (bench/NOTES.md): checkpoint 22, first Plan 40, then a row 15 to 33 (its
+profile 8), four rivals 35 to build and 43 to time, a further calibration 17, 10,000 changing prompts 10,000 x p50.
 """
 
 from __future__ import annotations
@@ -12,9 +17,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,19 +28,23 @@ import torch._dynamo
 from torch import Tensor
 
 from bench import report
-from bench.calibrated import compiling
-from bench.full_model import ROWS, STATIC, Shape, inputs_of, observation, plan_path
-from bench.gpu_model import FP8_NODES, file_name, graph_nodes
+from bench.calibrated import calibrated
+from bench.full_model import ROWS, STATIC, Compiling, Shape, inputs_of, make_room, observation, plan_path
+from bench.gpu_model import file_name, graph_nodes
+from bench.gpu_table import bars_of, line_of, table
+from bench.plan_work import classes_of, stages_of
 from bench.rivals import pi0_torch, pi05_torch
 from bench.rivals.modules_torch import Modules
+from frtc.errors import UsageError
 from frtc.models import load_models
 from frtc.runtime.emulator import Emulator
 from frtc.runtime.executor import Executor
-from frtc.runtime.plan_file import open_plan
+from frtc.runtime.plan_file import Plan, open_plan
+from frtc.runtime.profile import profile
 from frtc.runtime.session import Session
 from frtc.runtime.timing import Spread, took_us
 
-P50_BAR_MS, BUDGET_BAR_MS, TAIL_BAR, NODES_BAR = 30.0, 1.5, 1.03, 2000
+ROOM = 50 << 30  # bytes of disk: a checkpoint and eight Plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +52,21 @@ class Counts:
     """How often things run.
 
     warm_up    before the first sample of a contender
-    tail       replays of a policy's first shape, whose p99.9 counts; `replays` of everything else
+    tail       replays of a policy's first shape, whose p99.9 counts; `replays` of everything else; as many host to host
     parts      inferences with an event after each stage
     changing   inferences of the first shape from host to host, another prompt length and noise each time
+    profile    time each launch, for the shares of classes of kernels
     """
 
     warm_up: int = 300
     tail: int = 1000
     replays: int = 300
-    parts: int = 40
+    parts: int = 100
     changing: int = 10_000
+    profile: bool = True
 
 
-REHEARSAL = Counts(1, 2, 2, 2, 3)
+REHEARSAL = Counts(1, 2, 2, 2, 3, profile=False)
 
 
 class Rival(Protocol):
@@ -75,13 +86,14 @@ def sizes(device: str, **about: Any) -> pi05_torch.Shape:
 
 SHAPES = {
     "pi05": (
-        Shape("pi05"),  # bf16, the one with changing prompts: what replaying costs beside the kernels is alike for all
-        Shape("pi05", horizon=10),
-        Shape("pi05", prompt=200),
-        Shape("pi05", precision=STATIC),
+        Shape("pi05", precision=STATIC),  # the one with changing prompts: what replaying costs is alike for all
         Shape("pi05", horizon=10, precision=STATIC),
+        Shape("pi05"),
+        Shape("pi05", prompt=200, precision=STATIC),
         Shape("pi05", precision=ROWS),
         Shape("pi05", precision="w8a16"),
+        Shape("pi05", horizon=10),
+        Shape("pi05", prompt=200),
     ),
     "pi0": (Shape("pi0"), Shape("pi0", horizon=10)),
     "smolvla": (Shape("smolvla"),),
@@ -126,30 +138,41 @@ def times(replay: Callable[[], object], stream: Any, counts: Counts, count: int)
     return Spread.of(samples[counts.warm_up :])
 
 
-def ours(shape: Shape, device: str, counts: Counts, tail: bool) -> dict[str, Any]:
-    """One Plan; `tail`: enough replays for its p99.9, and the inferences with changing prompts."""
+def ours(shape: Shape, device: str, counts: Counts, count: int) -> dict[str, Any]:
+    """One Plan: `count` replays and as many inferences from host to host, its stages, its classes of kernels."""
+    with opened(shape, device) as (plan, executor, stream):
+        row: dict[str, Any] = {
+            "contender": f"frtc {shape.precision} {plan.program.target.family}",
+            "shape": str(shape),
+            "valid": min(48, shape.prompt),
+            "plan_id": plan.plan_id,
+            "graph_nodes": graph_nodes(plan.program),
+        }
+        replay = executor.replay if isinstance(executor, Session) else executor.run
+        row["device_us"] = times(replay, stream, counts, count).row()
+        row["gpu"] = report.gpu() if stream else {}  # still warm: clocks under load
+        row["host_us"] = Spread.of([took_us(executor.run) for _ in range(count)]).row()
+        timed = executor.time(counts.parts).parts
+        row["parts_us"] = {name: part.row() for name, part in timed.items()}
+        row["stages"] = stages_of(plan.program, timed)
+        profiled = profile(executor) if counts.profile and isinstance(executor, Session) else None
+        row["classes"] = classes_of(plan.program, profiled)
+    return row
+
+
+@contextmanager
+def opened(shape: Shape, device: str) -> Iterator[tuple[Plan, Executor, Any]]:
+    """The Plan on the device, with an observation of at most 48 tokens, once run; and its stream."""
     plan = open_plan(plan_path(shape), verify=False)
     slots, vocab = inputs_of(shape)
-    row: dict[str, Any] = {
-        "contender": f"frtc {shape.precision} baseline",
-        "shape": str(shape),
-        "valid": min(48, shape.prompt),
-        "plan_id": plan.plan_id,
-        "graph_nodes": graph_nodes(plan.program),
-    }
     stream = torch.cuda.Stream() if device == "cuda" else None
     with Session(plan, stream=stream) if stream else Emulator(plan) as executor:
-        for name, value in observation(slots, row["valid"], vocab).items():
+        for name, value in observation(slots, min(48, shape.prompt), vocab).items():
             executor.set(name, value)
         executor.run()
         (output,) = executor.outputs
         assert np.isfinite(executor.get(output)).all()
-        replay = executor.replay if isinstance(executor, Session) else executor.run
-        row["device_us"] = times(replay, stream, counts, counts.tail if tail else counts.replays).row()
-        row["parts_us"] = {name: part.row() for name, part in executor.time(counts.parts).parts.items()}
-        if tail and counts.changing:
-            row["changing_prompts_us"] = changing(executor, counts.changing).row() | {"count": counts.changing}
-    return row
+        yield plan, executor, stream
 
 
 def changing(executor: Executor, count: int) -> Spread:
@@ -207,44 +230,56 @@ def built(name: str, label: str, make: Callable[[str], Rival], device: str) -> B
     return Built(name, f"v2-p48-{horizon}", rival, replay, time.perf_counter() - started)
 
 
-def bars_of(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
-    """The bars that the rows so far can decide."""
-    own = [(label_of(r), r) for r in rows if "graph_nodes" in r]
-    p50 = {label: r["device_us"]["p50"] / 1e3 for label, r in own}
-    bars = {f"p50 {label}": ms <= P50_BAR_MS for label, ms in p50.items()}
-    bars |= {f"graph nodes {label}": r["graph_nodes"] <= nodes_bar(label) for label, r in own}
-    short, long = (p50.get(f"v2-p{budget}-c50 bf16") for budget in (48, 200))
-    if short is not None and long is not None:
-        bars["budget 200 costs"] = long - short <= BUDGET_BAR_MS
-    for tail in (r["changing_prompts_us"] for _, r in own if "changing_prompts_us" in r):
-        bars["p99 over p50"] = tail["p99"] <= TAIL_BAR * tail["p50"]
-    return bars
+class Bench:
+    """The rows so far, written after each."""
 
+    def __init__(self, policy: str, first: Shape, device: str, counts: Counts, about: dict[str, Any]) -> None:
+        self.policy, self.first, self.device, self.counts, self.about = policy, first, device, counts, about
+        self.rows: list[dict[str, Any]] = []
 
-def label_of(row: dict[str, Any]) -> str:
-    """As Shape.label."""
-    return f"{row['shape']} {row['contender'].split()[1]}"
+    @property
+    def bars(self) -> dict[str, bool]:
+        return bars_of(self.rows, self.policy)
 
+    def own(self, shape: Shape) -> None:
+        self._add(ours(shape, self.device, self.counts, self._count(shape)))
 
-def nodes_bar(label: str) -> int:
-    return FP8_NODES if label.split()[-1] == STATIC else NODES_BAR
+    def rival(self, rival: Built) -> None:
+        self._add(rival.time(self.device, self.counts))
+
+    def changing(self) -> None:
+        """Of the first shape, behind everything else; it is in that shape's row."""
+        count, row = self.counts.changing, next((r for r in self.rows if "plan_id" in r), None)
+        if row is None or not count:
+            return
+        with opened(self.first, self.device) as (_, executor, _):
+            row["changing_prompts_us"] = changing(executor, count).row() | {"count": count}
+        self._write()
+
+    def _count(self, shape: Shape) -> int:
+        return self.counts.tail if shape == self.first else self.counts.replays
+
+    def _add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        print(self.policy, line_of(row), flush=True)
+        self._write()
+
+    def _write(self) -> None:
+        found = {"policy": self.policy, "bars": self.bars, "rows": self.rows}
+        report.write(file_name("gpu_bench", replace(self.first, precision="bf16")), self.about | found)
 
 
 def bench(
     policy: str, shapes: Sequence[Shape], rivals: Sequence[Built], device: str, counts: Counts, about: dict[str, Any]
 ) -> dict[str, bool]:
-    """Times everything that is ready, and writes after each contender."""
-    rows: list[dict[str, Any]] = []
-    bars: dict[str, bool] = {}
-    own = [(f"frtc {s.label}", partial(ours, s, device, counts, s is shapes[0])) for s in shapes]
-    theirs = [(f"{r.name} {r.shape}", partial(r.time, device, counts)) for r in rivals]
-    for label, measure in (*own, *theirs):
-        rows.append(measure())
-        at = rows[-1]["device_us"]
-        print(f"{policy} {label:56s} p50 {at['p50'] / 1e3:7.3f} ms   p99 {at['p99'] / 1e3:7.3f} ms", flush=True)
-        bars = bars_of(rows)
-        report.write(file_name("gpu_bench", shapes[0]), about | {"policy": policy, "bars": bars, "rows": rows})
-    return bars
+    """Times everything that is ready."""
+    found = Bench(policy, shapes[0], device, counts, about)
+    for shape in shapes:
+        found.own(shape)
+    for rival in rivals:
+        found.rival(rival)
+    found.changing()
+    return found.bars
 
 
 def shapes_of(policy: str, device: str) -> tuple[Shape, ...]:
@@ -256,24 +291,75 @@ def rehearsed(shape: Shape) -> Shape:
     return replace(shape, size="tiny", prompt=shape.prompt // 4, horizon=shape.horizon // 5)
 
 
+def chosen(shapes: Sequence[Shape], wanted: str, families: Sequence[str] = ()) -> list[Shape]:
+    """In the order of `wanted`, labels with commas between them: "c50 fp8" has all shapes with both words.
+
+    Each in every family.
+    """
+    found = list(shapes)
+    if wanted:
+        found = [s for label in wanted.split(",") for s in shapes if set(label.split()) <= words_of(s)]
+    if not found:
+        known = [("known", ", ".join(s.label for s in shapes))]
+        raise UsageError("option.shapes", f"no shape has the words of {wanted!r}", known)
+    return [replace(s, family=family) for s in dict.fromkeys(found) for family in families or ("",)]
+
+
+def words_of(shape: Shape) -> set[str]:
+    return {str(shape), *str(shape).split("-"), shape.precision}
+
+
+def measure(found: Bench, shapes: Sequence[Shape], rivals: Callable[[], list[Built]]) -> None:
+    """Compiles and times, Plan after Plan; a shape's scales are made while the one before it is compiled."""
+    begun = Compiling([s for s in shapes if s.precision != STATIC])
+    calibrations, ready = found.about["calibrations"], list[Built]()
+    for i, shape in enumerate(shapes):
+        for static in (s for s in shapes[: i + 2] if s.precision == STATIC):
+            if static not in begun:
+                if str(static) not in calibrations:
+                    calibrations[str(static)] = calibrated(static, found.device)
+                begun.start([static])
+        found.about["compile_seconds"][shape.label] = begun.wait(shape)
+        with begun.paused():
+            found.own(shape)
+        if i:
+            begun.drop(shape)
+        else:
+            ready = rivals()
+    for rival in ready:
+        found.rival(rival)
+    found.changing()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--policy", default="pi05", choices=list(load_models()))
-    parser.add_argument("--changing", type=int, default=10_000, help="inferences with changing prompts")
+    parser.add_argument(
+        "--shapes", default="", help='labels, with commas between them: "c50 fp8,c10 fp8"; in this order'
+    )
+    parser.add_argument("--family", default="", help="families of kernels, with commas; each is a contender of its own")
+    parser.add_argument("--changing", type=int, default=Counts.changing, help="inferences with changing prompts")
+    parser.add_argument("--replays", type=int, help="of each Plan and rival, instead of 1,000 of the first and 300")
     parser.add_argument("--only", default="", help="rivals whose label holds this word, beside frtc's own Plans")
+    parser.add_argument("--no-profile", action="store_true", help="do not time each launch")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     arguments = parser.parse_args()
     policy, device = arguments.policy, arguments.device
-    counts = replace(Counts(), changing=arguments.changing) if device == "cuda" else REHEARSAL
-    shapes = shapes_of(policy, device)
-    begun, calibrations = compiling(shapes, device)
+    counts = replace(Counts(), changing=arguments.changing, profile=not arguments.no_profile)
+    if arguments.replays:
+        counts = replace(counts, replays=arguments.replays, tail=arguments.replays)
+    counts = counts if device == "cuda" else REHEARSAL
+    families = [family for family in arguments.family.split(",") if family]
+    shapes = chosen(SHAPES[policy], arguments.shapes, families)
+    shapes = shapes if device == "cuda" else [rehearsed(s) for s in shapes]
+    about = report.about("bench.gpu_bench", device) | {"compile_seconds": {}, "calibrations": {}}
+    found = Bench(policy, shapes[0], device, counts, about)
     wanted = {label: row for label, row in RIVALS[policy].items() if arguments.only in label}
-    rivals = [built(name, label, make, device) for label, (name, make) in wanted.items()]
-    seconds = {shape.label: begun.wait(shape) for shape in shapes}
-    about = report.about("bench.gpu_bench", device) | {"compile_seconds": seconds, "calibrations": calibrations}
-    bars = bench(policy, shapes, rivals, device, counts, about)
-    print(bars)
-    return 0 if all(bars.values()) else 3
+    make_room(policy, ROOM if device == "cuda" else 0)
+    measure(found, shapes, lambda: [built(name, label, make, device) for label, (name, make) in wanted.items()])
+    print(table(found.rows))
+    print(found.bars)
+    return 0 if all(found.bars.values()) else 3
 
 
 if __name__ == "__main__":

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from bench import gpu_all, gpu_bench, gpu_model
-from bench.full_model import Shape, compiled, plan_path
+from bench import gpu_all, gpu_bench, gpu_model, gpu_table, report
+from bench.full_model import Compiling, Shape, compiled, make_room, plan_path
 from bench.rivals import pi0_torch, pi05_torch
+from frtc.errors import UsageError
 from frtc.runtime.plan_file import Plan, open_plan
 
 LENGTHS = (12, 3)
@@ -58,9 +63,17 @@ def test_times_of_a_plan_and_its_rivals(tmp_path: Path, scratch: Path, monkeypat
     bars = gpu_bench.bench("smolvla", [shape], [rival], "cpu", counts, {"device": "none"})
     written = json.loads((tmp_path / "gpu_bench_smolvla_tiny.json").read_text())
     ours, theirs = written["rows"]
-    assert bars[f"graph nodes {gpu_bench.label_of(ours)}"]
+    assert bars[f"graph nodes {gpu_table.label_of(ours)}"]
     assert written["policy"] == "smolvla" and theirs["shape"] == "v2-p48-c50"
     assert {"vision", "prefix", "denoise"} <= ours["parts_us"].keys() and ours["device_us"]["p50"] > 0
+    assert ours["host_us"].keys() == ours["device_us"].keys()
+    assert ours["contender"].startswith("frtc bf16 baseline")
+    stages, classes = ours["stages"], ours["classes"]
+    assert sum(s["launches"] for s in stages.values()) == ours["graph_nodes"]
+    assert stages["denoise"]["flops"] > 0 and 0 < stages["denoise"]["share"] < 1
+    for name in ("nbytes", "flops", "roof_us", "launches"):
+        whole = sum(s[name] for s in stages.values())
+        assert np.isclose(sum(c[name] for c in classes.values()), whole), name
     assert ours["changing_prompts_us"]["count"] == counts.changing
 
 
@@ -158,14 +171,108 @@ def test_the_bars_of_fp8() -> None:
     assert not checked([0.05], [0.05], nbytes=4.3e9)["bytes of the Plan"]
 
 
-def test_bars_of_times() -> None:
-    def row(shape: str, precision: str, ms: float, nodes: int) -> dict[str, Any]:
-        at = {"p50": ms * 1e3, "p99": ms * 1e3}
-        return {"contender": f"frtc {precision} baseline", "shape": shape, "graph_nodes": nodes, "device_us": at}
+def timed(label: str, ms: float, nodes: int) -> dict[str, Any]:
+    """A row as gpu_bench writes it: shape, precision, families; vision takes a tenth of its time."""
+    shape, *kind = label.split()
+    at = {"p50": ms * 1e3, "p99": ms * 1e3, "p99.9": ms * 1e3}
+    stages = {name: at | {"p50": ms * 100, "roof_us": 50.0, "share": 0.5} for name in ("vision", "prefix")}
+    row = {"contender": " ".join(["frtc", *kind]), "shape": shape, "graph_nodes": nodes, "device_us": at}
+    return row | {"host_us": at, "stages": stages, "classes": {"GEMM": {"launches": 9, "roof_us": 3.0}}}
 
-    rows = [row("v2-p48-c50", "bf16", 18, 1500), row("v2-p48-c50", "fp8", 31, 1500), row("v2-p200-c50", "bf16", 20, 9)]
-    assert {name for name, kept in gpu_bench.bars_of(rows).items() if not kept} == {
-        "p50 v2-p48-c50 fp8",
-        "graph nodes v2-p48-c50 fp8",
-        "budget 200 costs",
+
+def test_bars_of_times() -> None:
+    rows = [timed("v2-p48-c50 bf16 baseline", 18, 1500), timed("v2-p48-c50 fp8 baseline", 31, 1500)]
+    rows += [timed("v2-p200-c50 bf16 baseline", 20, 9), timed("v2-p48-c50 fp8 baseline+sm90", 8.9, 1250)]
+    rows += [timed("v2-p48-c10 fp8 baseline+sm90", 8.6, 1251), timed("v2-p200-c50 fp8 baseline+sm90", 9.4, 1)]
+    rows += [timed("v2-p48-c50 bf16 baseline+sm90", 13.1, 1) | {"changing_prompts_us": {"p50": 1.0, "p99": 1.04}}]
+    bars = gpu_table.bars_of(rows)
+    assert {name for name, kept in bars.items() if not kept} == {
+        "p50 v2-p48-c50 fp8 baseline",
+        "graph nodes v2-p48-c50 fp8 baseline",
+        "budget 200 v2-p200-c50 bf16 baseline",
+        "p50 v2-p48-c10 fp8 baseline+sm90",
+        "graph nodes v2-p48-c10 fp8 baseline+sm90",
+        "budget 200 v2-p200-c50 fp8 baseline+sm90",
+        "p50 v2-p48-c50 bf16 baseline+sm90",
+        "p99 over p50 v2-p48-c50 bf16 baseline+sm90",
     }
+    assert bars["vision v2-p48-c50 fp8 baseline+sm90"] and bars["p50 v2-p48-c50 fp8 baseline+sm90"]
+    slow = gpu_table.bars_of([timed("v2-p48-c50 fp8 baseline+sm90", 21.1, 1)])
+    assert not slow["vision v2-p48-c50 fp8 baseline+sm90"] and not slow["prefix v2-p48-c50 fp8 baseline+sm90"]
+
+
+def test_the_table_has_replays_stages_and_classes() -> None:
+    rival = {"contender": "torch", "shape": "v2-p48-c50", "device_us": {"p50": 1e3, "p99": 2e3, "p99.9": 3e3}}
+    text = gpu_table.table([timed("v2-p48-c50 fp8 baseline", 18, 1500), rival])
+    lines = [line.split() for line in text.splitlines()]
+    assert ["v2-p48-c50", "fp8", "baseline", *["18.000"] * 6, "1500"] in lines
+    assert ["torch", "v2-p48-c50", "1.000", "2.000", "3.000"] in lines
+    assert ["v2-p48-c50", "fp8", "baseline", "vision", "1.800", "18.000", "0.050", "50%"] in lines
+    assert ["v2-p48-c50", "fp8", "baseline", "GEMM", "9", "-", "0.003", "-"] in lines
+
+
+def test_shapes_are_chosen_by_words_in_their_order_and_in_each_family() -> None:
+    shapes = gpu_bench.SHAPES["pi05"]
+    found = [s.label for s in gpu_bench.chosen(shapes, "p48 c10 bf16,c50 fp8", ("baseline", "native"))]
+    assert found == [
+        f"{shape} {family}"
+        for shape in ("v2-p48-c10 bf16", "v2-p48-c50 fp8", "v2-p200-c50 fp8")
+        for family in ("baseline", "native")
+    ]
+    assert gpu_bench.chosen(shapes, "") == list(shapes)
+    assert len({plan_path(s) for s in gpu_bench.chosen(shapes, "c50 fp8", ("baseline", "native"))}) == 4
+    with pytest.raises(UsageError):
+        gpu_bench.chosen(shapes, "c51")
+
+
+def test_what_compiles_stands_still_while_something_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.full_model.SCRATCH", tmp_path)
+    first, second = shapes = [Shape("smolvla", horizon=n) for n in (8, 9)]
+    busy = ["-c", "while True: pass"]
+
+    def begin(self: Compiling, shape: Shape) -> None:
+        self.running[shape] = subprocess.Popen([sys.executable, *busy])
+        plan_path(shape).touch()
+
+    monkeypatch.setattr(Compiling, "_begin", begin)
+    begun = Compiling(shapes, most=1)
+    process = begun.running[first]
+    assert begun.queued == [second]
+    with begun.paused():
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        spent = ticks(process.pid)
+        time.sleep(0.2)
+        assert ticks(process.pid) == spent
+    process.kill()
+    busy[1] = "pass"
+    begun.drop(first)
+    assert not plan_path(first).exists() and plan_path(second).exists()
+    assert first in begun and second in begun.running and not begun.queued
+    begun.running[second].wait()
+
+
+def ticks(pid: int) -> list[str]:
+    """Of the processor, in user and kernel mode."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+
+
+def test_room_is_made_only_where_it_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.full_model.SCRATCH", tmp_path)
+    (tmp_path / "pi0-full").mkdir()
+    for name in ("pi0-full-v2-p48-c50-fp8.plan", "pi05-full-v2-p48-c50-fp8.plan", "notes"):
+        (tmp_path / name).write_text("")
+    make_room("pi05", 0)
+    assert len(list(tmp_path.iterdir())) == 4
+    make_room("pi05", 1 << 60)
+    assert {path.name for path in tmp_path.iterdir()} == {"pi05-full-v2-p48-c50-fp8.plan", "notes"}
+
+
+def test_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '1980, 3201, 512.25, [N/A], 580.95.05'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    said = {"sm_mhz": 1980.0, "memory_mhz": 3201.0, "watts": 512.25, "celsius": "[N/A]", "driver": "580.95.05"}
+    assert report.gpu() == said
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert report.gpu() == {}
