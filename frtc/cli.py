@@ -29,6 +29,7 @@ COMMANDS = {  # name -> what it does; its module is frtc.commands.<name>
     "verify": "prove a Plan: its own self-test, or against the checkpoint",
     "inspect": "what is in a Plan: policy, programs, memory, kernels, weights",
     "diff": "what two checkpoints or two Plans differ in",
+    "estimate": "what an inference takes on a GPU: roofline and expected time; needs none",
     "explain": "what became of every node of the model, and why",
     "check": "what a checkpoint and its files prove, without compiling",
     "doctor": "what this machine can do: Python, wheels, driver, GPU",

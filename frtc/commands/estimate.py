@@ -1,0 +1,127 @@
+"""`frtc estimate PLAN|CHECKPOINT [--arch A[,B...]]`: roofline and expected time of each stage on a GPU. Needs none.
+
+Of a checkpoint it makes what `frtc compile` makes with the same options, up to the choice of kernels. Of a Plan it
+takes the calls: with their own kernels for the target of the Plan, with others for other targets, where there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from frtc.cli import Parser
+from frtc.codegen.fusible import implements
+from frtc.compiler import FAMILY_NAMES, CompileOptions, families_for, import_module, open_model, target_named
+from frtc.console import Progress, Result
+from frtc.diff_sides import is_plan
+from frtc.errors import FrtcError, UsageError
+from frtc.estimate import (
+    FITTED_PATH,
+    Estimate,
+    Fitted,
+    calls_of_module,
+    calls_of_plan,
+    refusal,
+    rounds_of_module,
+    rounds_of_plan,
+)
+from frtc.kernels.targets import Target, load_targets
+from frtc.lowering.ir import Module, fresh_nodes
+from frtc.options import add_policy_options, choices, policy_options
+from frtc.passes.pipeline import Options, run_passes
+from frtc.passes.precision import Precision
+from frtc.passes.standard import pipeline
+from frtc.precision import Asked, default_kind, read_precision, require_known, require_possible
+from frtc.runtime.plan_file import open_plan
+from frtc.selftest import precision_of
+
+Pricing = Callable[[Target], Estimate]
+OURS = ("source", "arch", "json")  # what means something beside a Plan, too
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="PLAN|CHECKPOINT")
+    parser.add_argument("--arch", metavar="GPU[,GPU...]", help="targets; default: all")
+    parser.add_argument("--precision", metavar="KIND", help="bf16, fp8, w8a16 or FILE.toml; default: the GPU's")
+    parser.add_argument("--static-scales", action="store_true",
+                        help="as after a calibration; else FP8 finds a scale for each row as it runs")  # fmt: skip
+    parser.add_argument("--family", choices=FAMILY_NAMES)
+    add_policy_options(parser)
+
+
+@fresh_nodes()
+def run(args: argparse.Namespace) -> Result:
+    named = None if args.arch is None else [target_named(name) for name in args.arch.split(",")]
+    fit, progress = Fitted.read(FITTED_PATH), Progress()
+    price = _of_plan(args, fit) if is_plan(args.source) else _of_checkpoint(args, named, fit, progress)
+    found, refused = list[Estimate](), list[tuple[str, str]]()
+    for target in named or load_targets().values():
+        try:
+            found.append(price(target))
+        except FrtcError as error:
+            if named:
+                raise
+            refused.append((target.name, refusal(error)))
+    progress.close()
+    lines = [*map(str, found), *(f"{name}: no estimate. {why}" for name, why in refused)]
+    data = {"estimates": [e.to_json() for e in found], "refused": [{"target": n, "why": why} for n, why in refused]}
+    return Result("\n".join(lines), data)
+
+
+def _of_plan(args: argparse.Namespace, fit: Fitted) -> Pricing:
+    _require_no_choices(args)
+    program = open_plan(args.source, verify=False).program
+    own = program.target
+
+    def price(target: Target) -> Estimate:
+        families = tuple(own.family.split("+")) if target.name == own.name else families_for(target, None)
+        try:
+            calls = calls_of_plan(program, target, families)
+        except FrtcError as error:
+            what = f"the calls of this Plan, made for {own.name}, do not run on {target.name}"
+            hint = f"frtc estimate CHECKPOINT --arch {target.name}"
+            raise UsageError("estimate.checkpoint", what, [("because", refusal(error))], hint) from None
+        return Estimate.of(calls, target, precision_of(program), rounds_of_plan(program), fit)
+
+    return price
+
+
+def _require_no_choices(args: argparse.Namespace) -> None:
+    """A Plan has its sizes, precision and kernels: an option that says others would be ignored."""
+    parser = Parser()
+    options(parser)
+    given = [name for name, value in vars(args).items() if name not in OURS and value != parser.get_default(name)]
+    if given:
+        flag = "--" + given[0].replace("_", "-")
+        raise UsageError("estimate.option", f"{flag} says nothing of a Plan", hint="give the checkpoint instead")
+
+
+def _of_checkpoint(
+    args: argparse.Namespace, named: Sequence[Target] | None, fit: Fitted, progress: Progress
+) -> Pricing:
+    """Traced once, for all targets; what --arch names and cannot be is refused before."""
+    asked = read_precision(args.precision)
+    for target in named or ():
+        require_possible(asked, target)
+    opened = open_model(args.source, CompileOptions(policy_options(args), **choices(args)))
+    traced = import_module(opened, progress=progress)
+
+    def price(target: Target) -> Estimate:
+        require_possible(asked, target)
+        precision = Precision(asked.kind or default_kind(target), dict(asked.stages), asked.keep, args.static_scales)
+        families = families_for(target, args.family)
+        module = optimised(traced, target, families, precision, asked)
+        calls = calls_of_module(module, target, families)
+        return Estimate.of(calls, target, precision.kind, rounds_of_module(module.schedule), fit)
+
+    return price
+
+
+def optimised(traced: Module, target: Target, families: tuple[str, ...], precision: Precision, asked: Asked) -> Module:
+    def named(front: Module) -> Module:
+        require_known(asked, front)
+        return front
+
+    passes = pipeline(implements(target, families), precision, front=named)
+    return run_passes(traced, passes, Options(check=0))[0]
