@@ -1,12 +1,12 @@
 """A policy's Plan on a GPU against its modules in float32: velocity per step, end to end, determinism, memory.
 
-    PYTHONPATH=. python3 -m bench.gpu_model [--policy pi0] [--precision fp8|all] [--size tiny] [--device cpu]
+    PYTHONPATH=. python3 -m bench.gpu_model [--policy pi0,smolvla] [--precision fp8|all] [--size tiny] [--device cpu]
 
 Per step: x_k is the float32 trajectory's, both sides answer with x_{k+1}, and e_k is the relative error of the change,
 which is the velocity's. The bars are those of docs/design.md, section 9, for the worst step: bf16 <= 1.5 x the error of
 the serving-precision modules, and <= 2e-2; with weights in FP8 <= 6e-2, and with activations in FP8, too, <= 1.3 x the
-error of the same program in PyTorch (bench/scaled_mm.py). `all`: every precision but bf16, one file of results each.
-With `--device cpu` the emulator runs the Plans: a rehearsal without figures.
+error of the same program in PyTorch (bench/scaled_mm.py). `all`: every precision but bf16. One file of results for each
+policy, written after each precision. With `--device cpu` the emulator runs the Plans: a rehearsal without figures.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ from bench.full_model import (
     compile_report,
     eager,
     inputs_of,
+    make_room,
     observation,
     plan_path,
 )
 from bench.scaled_mm import Yardstick, stage_errors
+from frtc.compiler import FAMILY_NAMES
+from frtc.errors import UsageError
 from frtc.models import load_models
 from frtc.runtime.driver import Driver
 from frtc.runtime.emulator import Emulator
@@ -51,6 +54,8 @@ Array = np.ndarray[Any, Any]
 Inputs = dict[str, Array]
 ABSOLUTE, RATIO, MEMORY = 2e-2, 1.5, 64 << 20
 FP8_ABSOLUTE, FP8_RATIO, FP8_SHARE, FP8_NODES, PLAN_BYTES = 6e-2, 1.3, 0.97, 1400, 4.2e9
+ROOM = 35 << 30  # bytes of disk: a checkpoint, and Plans of every precision
+ALIKE = ("policy", "shape", "device", "torch", "commit", "command")
 BUILDS = ("Alloc", "Create", "Load", "Instantiate", "Register", "Capture", "Retain", "Add", "SetParams")
 
 
@@ -198,6 +203,7 @@ def check(plan: Plan, found: list[Reference], device: str, count: int) -> dict[s
         runs = steady(executor, plan, found[0].inputs, counting, count)
     return {
         "plan_id": plan.plan_id,
+        "family": plan.program.target.family,
         "graph_nodes": graph_nodes(plan.program),
         "accuracy": rows,
         "steady": runs,
@@ -247,10 +253,16 @@ def file_name(kind: str, shape: Shape) -> str:
     return f"{kind}_{shape.policy}{precision}" + ("" if shape.size == "full" else f"_{shape.size}")
 
 
+def results_name(shapes: Sequence[Shape]) -> str:
+    """Of a file: of one precision, or "gpu_model_pi0_all"."""
+    return file_name("gpu_model", shapes[0] if len(shapes) == 1 else replace(shapes[0], precision="all"))
+
+
 def measure(
     shapes: Sequence[Shape], device: str, count: int, started: float, stages: bool = False
 ) -> list[dict[str, Any]]:
     """Every precision of a policy: calibrated alone on the machine, then compiled while references are computed."""
+    make_room(shapes[0].policy, ROOM if device == "cuda" else 0)
     calibrations = {shape: calibrated(shape, device) for shape in shapes if shape.precision == STATIC}
     for row in calibrations.values():
         print(f"{time.perf_counter() - started:6.1f} s  calibrated: {row['seconds']}", flush=True)
@@ -272,20 +284,27 @@ def measure(
             result["passed"]["calibration"] = device != "cuda" or calibrations[shape]["passed"]
             result |= {"stage_errors": stage_errors(shape, found, device)} if stages else {}
         result |= report.about("bench.gpu_model", device) | {"seconds": time.perf_counter() - started}
-        report.write(file_name("gpu_model", shape), result)
-        print(f"{result['seconds']:6.1f} s  {shape.label} checked", flush=True)
+        print(f"{result['seconds']:6.1f} s  {shape.policy} {shape.label} checked", flush=True)
         results.append(result)
+        report.write(results_name(shapes), result if len(shapes) == 1 else together(results))
     return results
+
+
+def together(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all results say alike is said once."""
+    first = results[0]
+    same = {k: v for k, v in first.items() if k in ALIKE and all(r.get(k) == v for r in results)}
+    return same | {"results": [{k: v for k, v in r.items() if k not in same} for r in results]}
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """One row a Plan; errors of the worst step."""
-    names = ("precision", "nodes", "error", "yardstick", "x", "FP8", "Plan GB", "used - planned MB", "failed")
+    names = ("policy", "precision", "nodes", "error", "yardstick", "x", "FP8", "Plan GB", "used - planned MB", "failed")
     lines = ["  ".join(f"{name:>10}" for name in names)]
     for r in results:
         rows, memory = r["accuracy"], r["memory"]
         yardstick = worst(rows, "scaled_mm_errors" if "scaled_mm_errors" in rows[0] else "eager_bf16_errors")
-        found = [r["precision"], r["graph_nodes"], f"{worst(rows):.2e}", f"{yardstick:.2e}"]
+        found = [r["policy"], r["precision"], r["graph_nodes"], f"{worst(rows):.2e}", f"{yardstick:.2e}"]
         found += [f"{worst(rows) / yardstick:.2f}"]
         found += [f"{r['compiled']['fp8_share']:.2%}", f"{r['plan_bytes'] / 1e9:.2f}"] if "compiled" in r else ["", ""]
         found += [f"{(memory['used'] - memory['planned']) / 1e6:.1f}" if memory else ""]
@@ -296,26 +315,38 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--policy", default="pi05", choices=list(load_models()))
+    parser.add_argument("--policy", default="pi05", help=f"with commas, of {', '.join(load_models())}")
     parser.add_argument("--precision", default="bf16", choices=(*PRECISIONS, "all"))
     parser.add_argument("--size", default="full", choices=("full", "tiny"))
     parser.add_argument("--prompt", type=int, default=48)
     parser.add_argument("--horizon", type=int, default=50)
+    parser.add_argument("--family", default="", choices=("", *FAMILY_NAMES), help="of kernels; as the compiler chooses")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--inferences", type=int, default=1000, help="of the check that all bits stay the same")
     parser.add_argument("--stages", action="store_true", help="with fp8: PyTorch's errors with one stage in FP8, too")
     arguments = parser.parse_args()
-    started = time.perf_counter()
-    base = Shape(arguments.policy, prompt=arguments.prompt, horizon=arguments.horizon, size=arguments.size)
+    started, results = time.perf_counter(), list[dict[str, Any]]()
     wanted = PRECISIONS[1:] if arguments.precision == "all" else (arguments.precision,)
-    shapes = [replace(base, precision=precision) for precision in wanted]
-    results = measure(shapes, arguments.device, arguments.inferences, started, arguments.stages)
+    for policy in policies_of(arguments.policy):
+        sizes = {"prompt": arguments.prompt, "horizon": arguments.horizon, "size": arguments.size}
+        base = Shape(policy, **sizes, family=arguments.family)
+        shapes = [replace(base, precision=precision) for precision in wanted]
+        results += measure(shapes, arguments.device, arguments.inferences, started, arguments.stages)
     for result in results:
-        print(result["precision"], {name: kept for name, kept in result["passed"].items() if not kept} or "passed")
+        failed = {name: kept for name, kept in result["passed"].items() if not kept}
+        print(result["policy"], result["precision"], failed or "passed")
         for stage, errors in result.get("stage_errors", {}).items():
             print(f"  only {stage} in FP8: {max(map(max, errors)):.2e}")
     print(table(results))
     return 0 if all(all(result["passed"].values()) for result in results) else 3
+
+
+def policies_of(text: str) -> list[str]:
+    found = text.split(",")
+    for policy in found:
+        if policy not in load_models():
+            raise UsageError("option.policy", f"there is no policy {policy!r}", [("known", ", ".join(load_models()))])
+    return found
 
 
 if __name__ == "__main__":

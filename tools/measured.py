@@ -32,7 +32,7 @@ def measured(results: Path) -> list[dict[str, Any]]:
     for path in sorted(results.glob("gpu_*.json"), key=lambda p: p.stem):
         found = json.loads(path.read_text())
         if target_of(str(found.get("device"))) and not path.stem.endswith("_tiny"):
-            for key, values in _times(found) if path.stem.startswith("gpu_bench") else _accuracy(found):
+            for key, values in _times(found) if path.stem.startswith("gpu_bench") else _accuracies(found):
                 rows.setdefault(key, {}).update(values)
     names = ("model", "precision", "family", "shape", "gpu")
     return [
@@ -69,11 +69,18 @@ def _times(found: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any]]]:
         yield key, values | {"times": _source(found)}
 
 
+def _accuracies(found: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any]]]:
+    """Of one precision, or of several, which share what all say alike."""
+    for result in found.get("results", [{}]):
+        yield from _accuracy({**found, **result})
+
+
 def _accuracy(found: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any]]]:
-    """Checks run a Plan that times were taken of, or one like it: of the baseline family."""
+    """Checks run a Plan that times were taken of, or one like it; of the baseline family where they do not say."""
     observed = found.get("accuracy", [found])
     worst = max(max(row["velocity_errors"]) for row in observed)
-    key = (found.get("policy", FIRST), found.get("precision", "bf16"), "baseline", found["shape"], found["device"])
+    kind = (found.get("precision", "bf16"), found.get("family", "baseline"))
+    key = (found.get("policy", FIRST), *kind, found["shape"], found["device"])
     yield key, {"velocity_error": float(f"{worst:.3g}"), "accuracy": _source(found)}
 
 

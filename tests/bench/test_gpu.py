@@ -147,7 +147,7 @@ def test_an_fp8_plan_is_calibrated_and_checked(
     for row in result["accuracy"]:
         assert len(row["scaled_mm_errors"]) == 10
         assert max(row["eager_bf16_errors"]) * 2 < max(row["velocity_errors"]) < 0.12
-    assert gpu_model.table([result]).splitlines()[1].split()[0] == "fp8"
+    assert gpu_model.table([result]).splitlines()[1].split()[:2] == ["pi05", "fp8"]
 
 
 def checked(errors: list[float], scaled_mm: list[float], **about: Any) -> dict[str, bool]:
@@ -178,6 +178,19 @@ def timed(label: str, ms: float, nodes: int) -> dict[str, Any]:
     stages = {name: at | {"p50": ms * 100, "roof_us": 50.0, "share": 0.5} for name in ("vision", "prefix")}
     row = {"contender": " ".join(["frtc", *kind]), "shape": shape, "graph_nodes": nodes, "device_us": at}
     return row | {"host_us": at, "stages": stages, "classes": {"GEMM": {"launches": 9, "roof_us": 3.0}}}
+
+
+def test_precisions_of_a_policy_are_one_file() -> None:
+    shapes = [Shape("pi0", precision=precision) for precision in ("fp8", "w8a16")]
+    assert gpu_model.results_name(shapes) == "gpu_model_pi0_all"
+    assert gpu_model.results_name(shapes[:1]) == "gpu_model_pi0_fp8"
+    results = [{"policy": "pi0", "commit": "c", "precision": s.precision, "seconds": 1.0} for s in shapes]
+    whole = gpu_model.together(results)
+    assert [{**r, "policy": whole["policy"], "commit": whole["commit"]} for r in whole["results"]] == results
+    assert whole.keys() == {"policy", "commit", "results"}
+    assert gpu_model.policies_of("pi0,smolvla") == ["pi0", "smolvla"]
+    with pytest.raises(UsageError):
+        gpu_model.policies_of("pi0, smolvla")
 
 
 def test_bars_of_times() -> None:

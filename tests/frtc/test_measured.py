@@ -43,10 +43,10 @@ def test_numbers_are_those_of_the_results(tool: ModuleType) -> None:
         data = json.loads(path.read_text())
         for row in data["rows"]:
             if row["contender"].startswith("frtc") and data["device"].startswith("NVIDIA"):
-                precision = row["contender"].split()[1]
-                found[data.get("policy", "pi05"), precision, row["shape"]] = round(row["device_us"]["p50"], 1)
+                precision, family = row["contender"].split()[1:]
+                found[data.get("policy", "pi05"), precision, family, row["shape"]] = round(row["device_us"]["p50"], 1)
     rows = json.loads(tool.OUT.read_text())
-    assert {(r["model"], r["precision"], r["shape"]): r["p50_us"] for r in rows} == found
+    assert {(r["model"], r["precision"], r["family"], r["shape"]): r["p50_us"] for r in rows} == found
 
 
 def bench(policy: str, device: str, p50: float) -> dict[str, Any]:
@@ -82,6 +82,14 @@ def test_the_worst_step_of_all_prompts(tool: ModuleType, tmp_path: Path) -> None
     timed["rows"].append({**timed["rows"][0], "contender": "frtc fp8 baseline"})
     (tmp_path / "gpu_bench_pi0.json").write_text(json.dumps(timed))
     (tmp_path / "gpu_model_pi0_fp8.json").write_text(json.dumps(fp8))
-    row, other = tool.measured(tmp_path)
+    several = {"results": [{"precision": "fp8", "accuracy": fp8["accuracy"]}, {"precision": "w8a16"}]}
+    shared = {k: v for k, v in checked.items() if k != "accuracy"}
+    several["results"][1]["accuracy"] = [{"velocity_errors": [0.03]}]
+    timed["rows"].append({**timed["rows"][0], "contender": "frtc w8a16 baseline+sm90"})
+    (tmp_path / "gpu_bench_pi0.json").write_text(json.dumps(timed))
+    several["results"][1]["family"] = "baseline+sm90"
+    (tmp_path / "gpu_model_pi0_all.json").write_text(json.dumps(shared | several))
+    row, other, third = tool.measured(tmp_path)
+    assert (third["precision"], third["velocity_error"], third["accuracy"]["commit"]) == ("w8a16", 0.03, "d")
     assert other["precision"] == "fp8" and other["velocity_error"] == 0.05
     assert row["velocity_error"] == 0.0149 and row["accuracy"]["commit"] == "d" and row["times"]["commit"] == "abc"
