@@ -14,7 +14,8 @@ from frtc.runtime.profile import LaunchTime, Profile, rounds_in
 from frtc.work import kind_of, work_of
 
 FIRST = 30  # rows of the table of launches
-SYMBOL = re.compile(r"_ZN4frtc(\d+)")
+PREFIX = "_ZN4frtc"
+LENGTH = re.compile(r"\d+")  # in front of each name of a mangled path
 NUMBER = re.compile(r"L[ij](\d+)E")  # an integer among the template's arguments
 
 
@@ -162,11 +163,13 @@ def _row(program: Program, call: Call, t: LaunchTime, count: int, call_us: float
 
 def kernel_of(symbol: str) -> tuple[str, str]:
     """("smxx_gemm", "64,64,64,32,32,4") of the mangled name of a template in namespace frtc; else the symbol itself."""
-    found = SYMBOL.match(symbol)
-    if not found:
+    if not symbol.startswith(PREFIX):
         return symbol, ""
-    end = found.end() + int(found[1])
-    return symbol[found.end() : end], ",".join(NUMBER.findall(symbol[end:]))
+    names, at = [], len(PREFIX)
+    while found := LENGTH.match(symbol, at):
+        at = found.end() + int(found[0])
+        names.append(symbol[found.end() : at])
+    return "::".join(names), ",".join(NUMBER.findall(symbol[at:]))
 
 
 def _sums(rows: Sequence[Row], chosen: Callable[[Row], bool]) -> Sums:

@@ -133,6 +133,7 @@ def test_a_target_that_is_not_known_here_has_no_roofline() -> None:
 def test_kernels_by_name() -> None:
     symbol = "_ZN4frtc9smxx_gemmI13__nv_bfloat16NS_4TileILi64ELi128ELj32ELb1EEELb0EEEvPKT_"
     assert kernel_of(symbol) == ("smxx_gemm", "64,128,32")
+    assert kernel_of("_ZN4frtc5sm1104gemmI13__nv_bfloat16Li128EEEvPKT_") == ("sm110::gemm", "128")
     assert kernel_of("small_linear") == ("small_linear", "")
 
 
