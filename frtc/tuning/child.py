@@ -31,8 +31,8 @@ WARM_UP, REPLAYS = 3, 21
 class Bench:
     """One GPU with the operands of the last chain on it."""
 
-    def __init__(self) -> None:
-        self.driver = Driver()
+    def __init__(self, driver: Driver | None = None) -> None:
+        self.driver = driver or Driver()
         with self.driver.current():
             self.stream = self.driver.call("cuStreamCreate", 0)
             self.marks = [self.driver.call("cuEventCreate", 0) for _ in range(2)]

@@ -24,6 +24,7 @@ from frtc.tuning.chain import Chain
 COMMAND = (sys.executable, "-m", "frtc.tuning.child")
 START_S, ANSWER_S, END_S = 90.0, 20.0, 10.0  # seconds it may take to start, to measure one candidate, to be killed
 LINE_MOST = 1 << 16  # bytes of an answer
+LAST_MOST = 160  # characters of what it said last
 US_MOST = 1e9
 
 
@@ -50,6 +51,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._read = b""
         self._folder = tempfile.TemporaryDirectory(prefix="frtc-tune-")
+        self._errors = Path(self._folder.name) / "stderr"
 
     def __enter__(self) -> Worker:
         return self
@@ -65,10 +67,11 @@ class Worker:
         self._end()
         root = str(Path(frtc.__file__).parents[1])
         paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        self._process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths},
-        )  # fmt: skip
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                env={**os.environ, "PYTHONPATH": paths},
+            )  # fmt: skip
         try:
             hello = self._line(self.start_s)
         except _Lost as lost:
@@ -135,7 +138,8 @@ class Worker:
             code = None
         self._end()
         about = "no answer" if code is None else f"signal {-code}" if code < 0 else f"exit status {code}"
-        return f"the measuring process ended: {about}"
+        last = self._errors.read_text(errors="replace").strip().splitlines()[-1:]
+        return ": ".join(["the measuring process ended", about, *(line[:LAST_MOST] for line in last)])
 
     def _end(self) -> None:
         process, self._process, self._read = self._process, None, b""

@@ -24,6 +24,7 @@ def answer(planted: object) -> str:
     if planted == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if planted == "exit":
+        print("planted", file=sys.stderr)
         raise SystemExit(7)
     if planted == "hang":
         time.sleep(600)

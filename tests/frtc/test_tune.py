@@ -111,7 +111,7 @@ def test_the_planted_fastest_is_chosen(planted: Planted, tmp_path: Path) -> None
     ("does", "reason"),
     [
         ("crash", "the measuring process ended: signal 11"),
-        ("exit", "the measuring process ended: exit status 7"),
+        ("exit", "the measuring process ended: exit status 7: planted"),
         ("hang", "no answer within 3 s"),
         ("garbage", "it answered 'Segmentation fault (core dumped)'"),
         ("list", "it answered '[1, 2]'"),
