@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -31,11 +33,25 @@ class Demo:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    folder = tmp_path_factory.mktemp("demo") / "out"
-    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "-o", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=checkout(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return Demo(folder, done.stdout)
+    """Made once for all processes of a run; each has a copy of its own, which its tests may change."""
+    made, copy = _demo_of_all(tmp_path_factory), tmp_path_factory.mktemp("demo") / "out"
+    shutil.copytree(made.folder, copy, symlinks=True)
+    return Demo(copy, made.text.replace(str(made.folder), str(copy)))
+
+
+def _demo_of_all(factory: pytest.TempPathFactory) -> Demo:
+    base = factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "demo-of-all"
+    shared.mkdir(exist_ok=True)
+    text = shared / "said.txt"
+    with (shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not text.exists():
+            command = [sys.executable, str(ROOT / "examples" / "demo.py"), "-o", str(shared / "out")]
+            done = subprocess.run(command, cwd=ROOT, env=checkout(), capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+            text.write_text(done.stdout)
+    return Demo(shared / "out", text.read_text())
 
 
 def checkout() -> dict[str, str]:
