@@ -80,7 +80,8 @@ class CompileOptions:
     precision  "bf16", "fp8" or "w8a16"; None: the GPU's default. stages, keep: docs/numerics.md
     prompt     token budget; horizon, steps: actions of a chunk, Euler steps
     adapter    folder of a LoRA adapter that is merged into the checkpoint
-    family     "native": the target's own instructions where kernels for them exist; "baseline" runs on all targets
+    family     "native": the target's own instructions where kernels for them exist; "baseline" runs on all targets;
+               None: the target's default
     self_test  make the vectors of the self-test; without them the Plan proves nothing on the robot
     """
 
@@ -88,7 +89,7 @@ class CompileOptions:
     precision: str | None = None
     stages: tuple[tuple[str, str], ...] = ()
     keep: tuple[str, ...] = ()
-    family: str = "baseline"
+    family: str | None = None
     prompt: int | None = None
     horizon: int | None = None
     steps: int | None = None
@@ -137,11 +138,11 @@ def require_python() -> None:
         raise EnvironmentFault("env.python", f"compiling needs Python 3.11 or newer, this is {found}")
 
 
-def families_for(target: Target, family: str) -> tuple[str, ...]:
+def families_for(target: Target, family: str | None) -> tuple[str, ...]:
     """The kernel families that a choice of --family allows."""
-    if family not in FAMILY_NAMES:
+    if family not in (None, *FAMILY_NAMES):
         raise UsageError("option.family", f"there is no kernel family {family}", [("known", ", ".join(FAMILY_NAMES))])
-    return ("baseline",) if family == "baseline" else ("baseline", target.nvcc)
+    return target.families(family)
 
 
 def open_model(path: Path, options: CompileOptions) -> Opened:

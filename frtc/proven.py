@@ -18,12 +18,15 @@ from frtc.runtime.own_file import partial
 from frtc.runtime.plan import BuiltFor
 from frtc.runtime.plan_file import Plan
 
+RUN = "run on hardware"  # evidence of a target
 BASELINE = "baseline"  # the family for all targets, which has run; kernels of one architecture are another
 
 
 def unproven(target: BuiltFor) -> str:
     """Why these kernels need a self-test before they act; "" if they do not."""
-    return "" if target.family == BASELINE else f"kernels of the family {target.family} are not the default"
+    if target.family == BASELINE or target.evidence == RUN:
+        return ""
+    return f"kernels of the family {target.family} have not run on {target.name}"
 
 
 def require_proof(plan: Plan, driver: Driver) -> None:

@@ -16,6 +16,10 @@ from frtc.kernels.targets import Target
 
 # Each module holds a tuple KERNELS.
 MODULES = [
+    "sm90_gemm",
+    "sm90_rope_gemm",
+    "sm90_finish_gemm",
+    "sm90_attention",
     "smxx_gemm",
     "smxx_rope_gemm",
     "smxx_finish_gemm",

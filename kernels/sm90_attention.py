@@ -170,4 +170,4 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-KERNELS = (Kernel("sm90_attention", "attention", "sm90", refuse, configs, cost, stages),)
+KERNELS = (Kernel("sm90_attention", "attention", "sm_90a", refuse, configs, cost, stages),)

@@ -276,9 +276,8 @@ __device__ __forceinline__ void init_barriers(const Ring<TILE>& ring, int m0, in
 }
 
 template <typename T, typename TILE, typename EPILOGUE, bool PERMUTED, typename... ARGUMENTS>
-__global__ void __launch_bounds__(TILE::THREADS, 1)
-sm90_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const int* rows, int M, int N, int K,
-          ARGUMENTS... of_epilogue) {
+__device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& w, const int* rows, int M, int N, int K,
+                                           ARGUMENTS... of_epilogue) {
     extern __shared__ u8 unaligned[];
     const u32 start = shared_address(unaligned), base = (start + 1023) & ~1023u;
     const Ring<TILE> ring(base);
@@ -327,6 +326,20 @@ sm90_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
             }
         }
     }
+}
+
+template <typename T, typename TILE, typename EPILOGUE, bool PERMUTED, typename... ARGUMENTS>
+__global__ void __launch_bounds__(TILE::THREADS, 1)
+sm90_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const int* rows, int M, int N, int K,
+          ARGUMENTS... of_epilogue) {
+    wgmma_gemm<T, TILE, EPILOGUE, PERMUTED>(x, w, rows, M, N, K, of_epilogue...);
+}
+
+template <typename T, typename TILE, typename EPILOGUE, bool PERMUTED, typename... ARGUMENTS>
+__global__ void __cluster_dims__(1, 1, TILE::SPLIT) __launch_bounds__(TILE::THREADS, 1)
+sm90_split_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const int* rows, int M, int N, int K,
+                ARGUMENTS... of_epilogue) {
+    wgmma_gemm<T, TILE, EPILOGUE, PERMUTED>(x, w, rows, M, N, K, of_epilogue...);
 }
 
 }  // namespace frtc

@@ -1,6 +1,6 @@
 """Products whose rows are finished: linear_norm, and linear and gated_linear that find a scale for each row (per_row).
 
-Device code: finish.cuh and smxx_finish_gemm.cuh. To everything but its finish the site is a linear (or gated_linear)
+Device code: finish.cuh, smxx_finish_gemm.cuh, and smxx_gemm.cuh or another mainloop. To everything but its finish the site is a linear (or gated_linear)
 over the same operands at the same places, whose result is s, or the rows staged in bf16. What finishes them:
 
     FINISH=panel    in the same launch, the block that stores the last tile of a panel of BM rows
@@ -12,20 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from frtc.kernels import smxx_gemm
 from frtc.kernels.costs import moving_us
 from frtc.kernels.dtypes import DTYPES
-from frtc.kernels.product import NULL, PLACES, Argument, Product, product_of
+from frtc.kernels.mainloop import Mainloop, Tile
+from frtc.kernels.product import NULL, PLACES, Argument, Product, epilogue_refuses, product_of
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
 from frtc.kernels.views import collapse, last_axis_is_dense
 
-NAMES = {
-    "linear": "smxx_row_scaled_gemm",
-    "gated_linear": "smxx_row_scaled_gated_gemm",
-    "linear_norm": "smxx_norm_gemm",
-}
+NAMES = {"linear": "row_scaled_gemm", "gated_linear": "row_scaled_gated_gemm", "linear_norm": "norm_gemm"}
 STAGED = "bf16"  # what rows are rounded to before their largest magnitude is known
 FLOATS = ("bf16", "f16", "f32")
 NORM_W, NORM_B, INV = 8, 9, 10  # places in linear_norm
@@ -83,15 +81,18 @@ def _at(site: Site, place: int) -> Operand | None:
 # ---- what is served -------------------------------------------------------------------------------------------------
 
 
-def refuse(site: Site, target: Target) -> str:
+def refuse(site: Site, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> str:
     norm = site.op == "linear_norm"
     if not norm and not site.attrs.get("per_row"):
         return "has no finish"
     if site.op == "gated_linear" and len(site.operands) > 2 and site.operands[2] is not None:
         return "gate and up are two weights; needs their rows interleaved in one"
-    if reason := smxx_gemm.refuse(as_product(site), target):
+    p = product_of(as_product(site))
+    if isinstance(p, str):
+        return p
+    if reason := loop.refuse(p, target) or epilogue_refuses(p):
         return reason
-    p, (_, y) = _product(site), _y(site)
+    _, y = _y(site)
     width = NORM_WIDTH if norm else SCALED_WIDTH
     if y.shape[-1] > width:
         return f"rows of {y.shape[-1]} elements; at most {width}"
@@ -140,40 +141,41 @@ def _steps(result: Operand, batch: int) -> tuple[int, int] | None:
 # ---- configs and costs ----------------------------------------------------------------------------------------------
 
 
-def configs(site: Site, target: Target) -> list[Config]:
+def configs(site: Site, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> list[Config]:
     found: list[Config] = []
     p = _product(site)
-    for config in smxx_gemm.configs(as_product(site), target):
-        tile = smxx_gemm.Tile.of(config, p)
-        if p.m <= PANEL_ROWS and tile.bn <= 64 and _fits(site, tile):  # few rows in wide tiles occupy few SMs
-            found.append({**config, "FINISH": "panel"})
+    for tile in loop.tiles(p, target):
+        # Few rows in wide tiles occupy few SMs.
+        if p.m <= PANEL_ROWS and tile.bn <= 64 and not tile.persistent and _fits(site, tile):
+            found.append({**tile.config(), "FINISH": "panel"})
         if site.op != "linear_norm":
-            found.append({**config, "FINISH": "launch"})
+            found.append({**tile.config(), "FINISH": "launch"})
     # Few rows are a step of a loop, ten times over: there a launch that only quantises is one node too many.
     return [config for config in found if config["FINISH"] == "panel"] or found
 
 
-def _fits(site: Site, tile: smxx_gemm.Tile) -> bool:
+def _fits(site: Site, tile: Tile) -> bool:
     """Whether each warp has room for a row in the memory of the ring, beside the norm's vectors."""
     width = -(-_rows(site).shape[-1] // 8) * 8
     vectors = sum(width * DTYPES[v.dtype].itemsize for v in (_at(site, NORM_W), _at(site, NORM_B)) if v is not None)
-    return (tile.smem - vectors) // tile.warps >= width * DTYPES[_rows(site).dtype].itemsize
+    return (tile.free - vectors) // tile.warps >= width * DTYPES[_rows(site).dtype].itemsize
 
 
-def cost(site: Site, config: Config, target: Target) -> float:
+def cost(site: Site, config: Config, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> float:
     """Estimated microseconds: the product's and the finish's."""
-    product_us = smxx_gemm.cost(as_product(site), config, target)
+    p = _product(site)
+    tile = loop.tile(config, p)
+    product_us = loop.cost_us(p, tile, target)
     if config["FINISH"] == "panel":
-        return product_us + panel_us(site, config)
+        return product_us + panel_us(site, tile)
     lanes, _ = _lanes(site)
     items = -(-_rows(site).shape[-1] // (lanes * 8))
     return product_us + moving_us((_rows(site), *site.results), target) + 0.3 * (items - 1)
 
 
-def panel_us(site: Site, config: Config) -> float:
+def panel_us(site: Site, tile: Tile) -> float:
     """Of the last block of the tallest panel."""
     p = _product(site)
-    tile = smxx_gemm.Tile.of(config, p)
     norm = site.op == "linear_norm"
     instructions = INSTRUCTIONS[str(site.attrs["kind"]) if norm else "scales"]
     instructions += AGAIN if norm and _scale(site) else 0.0
@@ -185,30 +187,31 @@ def panel_us(site: Site, config: Config) -> float:
 # ---- launches -------------------------------------------------------------------------------------------------------
 
 
-def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
+def stages(site: Site, config: Config, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> tuple[Stage, ...]:
     p = _product(site)
-    tile = smxx_gemm.Tile.of(config, p)
-    arguments = tuple(_staged(argument, site, config) for argument in p.arguments())
+    tile = loop.tile(config, p)
+    s_at = _s(site, loop.scratch(p, tile))
+    arguments = tuple(_staged(argument, site, s_at) for argument in p.arguments())
     if config["FINISH"] == "launch":
-        return (smxx_gemm.stage_of(p, tile, p.epilogue(), arguments), _second(site, config, p))
+        return (loop.stage(p, tile, target, p.epilogue(), arguments), _second(site, s_at, p))
     n, s, (_, y) = _rows(site).shape[-1], DTYPES[_rows(site).dtype].cuda, _y(site)
     per_row = str(_scale(site) is not None).lower()
-    numbers = f"{tile.bm}, {tile.smem}, {n}, {s}, {DTYPES[y.dtype].cuda}, {per_row}"
+    numbers = f"{tile.bm}, {tile.free}, {n}, {s}, {DTYPES[y.dtype].cuda}, {per_row}"
     epilogue = f"frtc::Finished<{p.epilogue()}, {numbers}, {_norm(site)}>"
-    stage = smxx_gemm.stage_of(p, tile, epilogue, (*_arguments(site, config, p), *arguments))
-    return (replace(stage, source="smxx_finish_gemm.cuh"),)
+    own = _arguments(site, p, Param("counters", loop.counters(p, tile)), s_at)
+    stage = loop.stage(p, tile, target, epilogue, (*own, *arguments))
+    return (replace(stage, source=f"{loop.header}_finish_gemm.cuh"),)
 
 
-def _staged(argument: Argument, site: Site, config: Config) -> Argument:
+def _staged(argument: Argument, site: Site, s_at: Param) -> Argument:
     """The argument, or scratch in the place of a result that is staged there."""
     staged = site.op != "linear_norm" and argument.param.kind == "result"
-    return Argument(argument.cuda, _s(site, config)) if staged else argument
+    return Argument(argument.cuda, s_at) if staged else argument
 
 
-def _s(site: Site, config: Config) -> Param:
-    if site.op == "linear_norm":
-        return Param("result", 0)
-    return Param("scratch", smxx_gemm.scratch(as_product(site), config))
+def _s(site: Site, used: int) -> Param:
+    """Where rows are staged: a result, or behind the scratch that the product uses."""
+    return Param("result", 0) if site.op == "linear_norm" else Param("scratch", used)
 
 
 def _norm(site: Site) -> str:
@@ -222,15 +225,15 @@ def _cuda(site: Site, place: int) -> str:
     return DTYPES[vector.dtype].cuda if vector else "frtc::Absent"
 
 
-def _arguments(site: Site, config: Config, p: Product) -> tuple[Argument, ...]:
+def _arguments(site: Site, p: Product, counters: Param, s_at: Param) -> tuple[Argument, ...]:
     """In the order of the constructor of Finished."""
     (place, y), scale, s = _y(site), _scale(site), p.y
     vectors = [(_cuda(site, i), _at(site, i), i) for i in (NORM_W, NORM_B)] + [("float", _at(site, INV), INV)]
     (ld_y, batch_y), (ld_scale, batch_scale) = (_even(result, p.batch) for result in (y, scale))
     return (
-        Argument("unsigned int*", Param("counters", smxx_gemm.counters(as_product(site), config))),
+        Argument("unsigned int*", counters),
         *(Argument(f"const {cuda}*", Param("operand", i) if given else NULL) for cuda, given, i in vectors),
-        Argument(f"{s.cuda}*", _s(site, config)),
+        Argument(f"{s.cuda}*", s_at),
         Argument(f"{DTYPES[y.dtype].cuda}*", Param("result", place)),
         Argument("float*", Param("result", place + 1) if scale else NULL),
         *_numbers("int", "i32", (s.ld, ld_y, ld_scale)),
@@ -258,7 +261,7 @@ def _lanes(site: Site) -> tuple[int, int]:
     return -(-groups // (32 * MAX_ITEMS)) * 32, 1
 
 
-def _second(site: Site, config: Config, p: Product) -> Stage:
+def _second(site: Site, s_at: Param, p: Product) -> Stage:
     """The launch that quantises staged rows."""
     lanes, rows = _lanes(site)
     (y, scale), s = site.results, p.y
@@ -273,7 +276,7 @@ def _second(site: Site, config: Config, p: Product) -> Stage:
         block=lanes * rows,
         smem=0,
         params=(
-            _s(site, config), Param("result", 0), Param("result", 1),
+            s_at, Param("result", 0), Param("result", 1),
             NULL if p.rows is None else Param("operand", p.rows), Param("i32", count),
             *(Param("i32", value) for value in numbers), *(Param("i64", value) for value in batches),
         ),
@@ -281,24 +284,28 @@ def _second(site: Site, config: Config, p: Product) -> Stage:
     )  # fmt: skip
 
 
-def scratch(site: Site, config: Config) -> int:
+def scratch(site: Site, config: Config, loop: Mainloop = smxx_gemm.MAINLOOP) -> int:
     """Bytes: those of the product, then staged rows."""
-    used = smxx_gemm.scratch(as_product(site), config)
+    p = _product(site)
+    used = loop.scratch(p, loop.tile(config, p))
     if site.op == "linear_norm":
         return used
     s = _rows(site)
     return used + math.prod(s.shape[:-1]) * (-(-s.shape[-1] // 8) * 8) * DTYPES[STAGED].itemsize
 
 
-def counters(site: Site, config: Config) -> int:
+def counters(site: Site, config: Config, loop: Mainloop = smxx_gemm.MAINLOOP) -> int:
     """Bytes: those of the product, then one 32-bit counter for each panel."""
-    used = smxx_gemm.counters(as_product(site), config)
-    if config["FINISH"] == "launch":
-        return used
     p = _product(site)
-    return used + 4 * p.batch * smxx_gemm.Tile.of(config, p).grid(p)[0]
+    tile = loop.tile(config, p)
+    panels = 0 if config["FINISH"] == "launch" else -(-p.m // tile.bm)
+    return loop.counters(p, tile) + 4 * p.batch * panels
 
 
-KERNELS = tuple(
-    Kernel(name, op, "baseline", refuse, configs, cost, stages, scratch, counters) for op, name in NAMES.items()
-)
+def kernels_over(loop: Mainloop) -> tuple[Kernel, ...]:
+    """Finished rows of a mainloop's products."""
+    parts = [partial(part, loop=loop) for part in (refuse, configs, cost, stages, scratch, counters)]
+    return tuple(Kernel(f"{loop.header}_{name}", op, loop.family, *parts) for op, name in NAMES.items())
+
+
+KERNELS = kernels_over(smxx_gemm.MAINLOOP)

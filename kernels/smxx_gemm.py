@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.mainloop import Mainloop
 from frtc.kernels.product import NULL, Argument, Product, epilogue_refuses, params_of, product_of, types_of
 from frtc.kernels.spec import Config, Kernel, Param, Site, Stage
 from frtc.kernels.targets import KiB, Target
@@ -126,6 +127,15 @@ class Tile:
     def smem(self) -> int:
         """Bytes: the ring, or the rows that the epilogue stages there."""
         return max(self.stages * self.stage_bytes, self.warps * 16 * (self.wn + 8) * 4)
+
+    @property
+    def free(self) -> int:
+        """Bytes of shared memory that the epilogue may use behind the product."""
+        return self.smem
+
+    @property
+    def persistent(self) -> bool:
+        return False
 
     @property
     def registers(self) -> int:
@@ -272,10 +282,10 @@ def _rate(dtype: str, target: Target) -> float:
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     p = product_of(site)
     assert isinstance(p, Product)
-    return (stage_of(p, Tile.of(config, p), p.epilogue(), p.arguments()),)
+    return (stage_of(p, Tile.of(config, p), target, p.epilogue(), p.arguments()),)
 
 
-def stage_of(p: Product, tile: Tile, epilogue: str, arguments: Sequence[Argument]) -> Stage:
+def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: Sequence[Argument]) -> Stage:
     """The launch of smxx_gemm.cuh with an epilogue: its C++ type, and what it takes."""
     split = tile.splits > 1
     flags = ", ".join("true" if flag else "false" for flag in (split, p.k_rows))
@@ -292,22 +302,31 @@ def stage_of(p: Product, tile: Tile, epilogue: str, arguments: Sequence[Argument
 
 
 def scratch(site: Site, config: Config) -> int:
-    """Bytes of fp32 partial tiles."""
     p = product_of(site)
     assert isinstance(p, Product)
-    tile = Tile.of(config, p)
+    return scratch_of(p, Tile.of(config, p))
+
+
+def scratch_of(p: Product, tile: Tile) -> int:
+    """Bytes of fp32 partial tiles."""
     return math.prod(tile.grid(p)) * tile.bm * tile.bn * 4 if tile.splits > 1 else 0
 
 
 def counters(site: Site, config: Config) -> int:
-    """Bytes: one 32-bit counter for each tile."""
     p = product_of(site)
     assert isinstance(p, Product)
-    tile = Tile.of(config, p)
+    return counters_of(p, Tile.of(config, p))
+
+
+def counters_of(p: Product, tile: Tile) -> int:
+    """Bytes: one 32-bit counter for each tile."""
     rows, columns, _ = tile.grid(p)
     return 4 * rows * columns if tile.splits > 1 else 0
 
 
+MAINLOOP = Mainloop(
+    "baseline", "smxx", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, scratch_of, counters_of
+)  # fmt: skip
 KERNELS = tuple(
     Kernel(name, op, "baseline", refuse, configs, cost, stages, scratch, counters) for op, name in KIND.items()
 )

@@ -1,16 +1,18 @@
-"""linear_rope_qkv: q, k and v of attention by one launch, the product of smxx_gemm with rotation in its epilogue.
+"""linear_rope_qkv: q, k and v of attention by one launch, a mainloop's product with rotation in its epilogue.
 
-Device code: smxx_gemm.cuh and epilogue_rope.cuh. To everything but its epilogue the site is a linear over the same
+Device code: epilogue_rope.cuh, and smxx_gemm.cuh or another mainloop. To everything but its epilogue the site is a linear over the same
 operands at the same places, with one result [S, N].
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from frtc.kernels import smxx_gemm
 from frtc.kernels.dtypes import DTYPES
-from frtc.kernels.product import NULL, Argument, Product, product_of
+from frtc.kernels.mainloop import Mainloop
+from frtc.kernels.product import NULL, Argument, Product, epilogue_refuses, product_of
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
 from frtc.kernels.views import last_axis_is_dense
@@ -35,7 +37,7 @@ def _tables(site: Site) -> tuple[Operand, Operand]:
     return cos, sin
 
 
-def refuse(site: Site, target: Target) -> str:
+def refuse(site: Site, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> str:
     (cos, sin), size = _tables(site), site.results[1].shape[-1]
     if size % GROUP:
         return f"heads of {size} elements, not a multiple of {GROUP}"
@@ -45,30 +47,39 @@ def refuse(site: Site, target: Target) -> str:
         return f"cos is {cos.dtype} and sin is {sin.dtype}; needs one of {', '.join(ANGLES)}"
     if not all(last_axis_is_dense(view, view.shape[-1]) for view in (cos, sin, *site.results)):
         return "the last axis of a table or result is strided"
-    return smxx_gemm.refuse(as_linear(site), target)
-
-
-def configs(site: Site, target: Target) -> list[Config]:
-    return smxx_gemm.configs(as_linear(site), target)
-
-
-def cost(site: Site, config: Config, target: Target) -> float:
-    return smxx_gemm.cost(as_linear(site), config, target)
-
-
-def scratch(site: Site, config: Config) -> int:
-    return smxx_gemm.scratch(as_linear(site), config)
-
-
-def counters(site: Site, config: Config) -> int:
-    return smxx_gemm.counters(as_linear(site), config)
-
-
-def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     p = product_of(as_linear(site))
-    assert isinstance(p, Product)
-    stage = smxx_gemm.stage_of(p, smxx_gemm.Tile.of(config, p), _epilogue(site, p), _arguments(site, p))
-    return (replace(stage, source="smxx_rope_gemm.cuh"),)
+    return p if isinstance(p, str) else loop.refuse(p, target) or epilogue_refuses(p)
+
+
+def _product(site: Site) -> Product:
+    p = product_of(as_linear(site))
+    assert isinstance(p, Product), p
+    return p
+
+
+def configs(site: Site, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> list[Config]:
+    return [tile.config() for tile in loop.tiles(_product(site), target)]
+
+
+def cost(site: Site, config: Config, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> float:
+    p = _product(site)
+    return loop.cost_us(p, loop.tile(config, p), target)
+
+
+def scratch(site: Site, config: Config, loop: Mainloop = smxx_gemm.MAINLOOP) -> int:
+    p = _product(site)
+    return loop.scratch(p, loop.tile(config, p))
+
+
+def counters(site: Site, config: Config, loop: Mainloop = smxx_gemm.MAINLOOP) -> int:
+    p = _product(site)
+    return loop.counters(p, loop.tile(config, p))
+
+
+def stages(site: Site, config: Config, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> tuple[Stage, ...]:
+    p = _product(site)
+    stage = loop.stage(p, loop.tile(config, p), target, _epilogue(site, p), _arguments(site, p))
+    return (replace(stage, source=f"{loop.header}_rope_gemm.cuh"),)
 
 
 def _epilogue(site: Site, p: Product) -> str:
@@ -97,4 +108,10 @@ def _arguments(site: Site, p: Product) -> tuple[Argument, ...]:
     )
 
 
-KERNELS = (Kernel("smxx_rope_gemm", "linear_rope_qkv", "baseline", refuse, configs, cost, stages, scratch, counters),)
+def kernels_over(loop: Mainloop) -> tuple[Kernel, ...]:
+    """linear_rope_qkv by the products of a mainloop."""
+    parts = (partial(part, loop=loop) for part in (refuse, configs, cost, stages, scratch, counters))
+    return (Kernel(f"{loop.header}_rope_gemm", "linear_rope_qkv", loop.family, *parts),)
+
+
+KERNELS = kernels_over(smxx_gemm.MAINLOOP)

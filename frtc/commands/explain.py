@@ -37,7 +37,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="TEXT", help="only nodes and calls whose op, call or location holds this")
     parser.add_argument("--all", action="store_true", help="every node and every kernel not taken")
     parser.add_argument("--precision", metavar="KIND", help="bf16, fp8, w8a16 or FILE.toml; default: the GPU's")
-    parser.add_argument("--family", choices=FAMILY_NAMES, default="baseline")
+    parser.add_argument("--family", choices=FAMILY_NAMES)
     add_policy_options(parser)
 
 

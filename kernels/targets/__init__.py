@@ -22,6 +22,7 @@ class Target:
                   "fp8" (storage and conversion), "fp8_mma" (mma.sync e4m3 is native, not emulated)
     min_driver    oldest driver branch that loads our cubins
     nvrtc_major   the NVRTC line that must produce the cubins
+    family        kernels that are used where nobody asks for others: "baseline", or "native", the target's own, too
     evidence      "run on hardware" or "compiles, not run": what we may claim
     source        where the figures come from
     """
@@ -42,6 +43,11 @@ class Target:
     unified_memory: bool
     evidence: str
     source: str
+    family: str = "baseline"
+
+    def families(self, asked: str | None = None) -> tuple[str, ...]:
+        """The kernel families that "baseline", "native" or nothing in particular allows."""
+        return ("baseline",) if (asked or self.family) == "baseline" else ("baseline", self.nvcc)
 
 
 MODULES = ["thor", "rtx5090", "rtx4090", "orin", "a100", "hopper"]

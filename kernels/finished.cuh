@@ -1,0 +1,96 @@
+// A product whose rows are finished (finish.cuh): an epilogue for any mainloop that has the members of epilogue.cuh, and a
+// launch of its own for rows that are better finished by all SMs.
+//
+//   Finished       EPILOGUE stores the product's rows as S; its parameters come behind those of the finish
+//   quantize_rows  y = e4m3(s * (448 / m)), scale = m / 448; a row is held by LANES threads, as in smxx_norm.cuh
+//                  s [M, N] bf16 from the launch before; moves 3 M N bytes
+#pragma once
+
+#include "finish.cuh"
+
+namespace frtc {
+
+template <typename EPILOGUE, int BM, int SMEM, int N, typename S, typename Y, bool kPerRow, typename NORM>
+class Finished {
+    using Rows = RowFinish<N, S, Y, kPerRow, NORM>;
+
+public:
+    static constexpr int IN = EPILOGUE::IN, BLOCKS = 1;
+
+    template <typename... ARGUMENTS>
+    __device__ __forceinline__ Finished(int m, int n, int batch, u32* arrived, const typename NORM::W* w,
+                                        const typename NORM::B* b, const float* inv, S* s, Y* y, float* scale, int ld_s,
+                                        int ld_y, int ld_scale, i64 batch_s, i64 batch_y, i64 batch_scale, float eps,
+                                        float offset, ARGUMENTS... of_epilogue)
+        : epilogue(m, n, batch, of_epilogue...), arrived(arrived + gridDim.x * batch),
+          rows{s + batch * batch_s, w, b, y + batch * batch_y, kPerRow ? scale + batch * batch_scale : nullptr, m, ld_s,
+               ld_y, ld_scale, Rows::SCALED && !kPerRow ? *inv : 1.0f, eps, offset} {}
+
+    __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN]) const {
+#if defined(FRTC_SABOTAGE_LATE_TILE) || defined(FRTC_SABOTAGE_EARLY_PANEL)
+        if (blockIdx.y == 0) __nanosleep(20000);
+#endif
+        epilogue.store(row, column, acc);
+    }
+
+    template <int THREADS, int SHARES = 1>
+    __device__ __forceinline__ void finish(u8* smem, int m0) const {
+        const u32 all = gridDim.y * SHARES;
+#ifdef FRTC_SABOTAGE_EARLY_PANEL
+        const u32 enough = all - 1;
+#else
+        const u32 enough = all;
+#endif
+        __syncthreads();  // all stores of the block are made, and its shared memory is free
+        rows.template prepare<THREADS>(smem);
+        const u32 count = threadIdx.x == 0 ? atomic_add_acq_rel(arrived + blockIdx.x, 1) + 1 : 0;
+        if (count == all) arrived[blockIdx.x] = 0;
+        cp_async_wait<0>();
+        if (__syncthreads_or(count == enough)) rows.template panel<THREADS, SMEM>(smem, m0, min(BM, rows.rows - m0));
+    }
+
+private:
+    EPILOGUE epilogue;
+    u32* arrived;  // one counter for each panel of the batch
+    Rows rows;
+};
+
+template <int N, int LANES, int ROWS, typename S>
+__global__ void __launch_bounds__(LANES * ROWS)
+quantize_rows(const S* s, e4m3* y, float* scale, const int* specified, int rows, int rows_of_batch, int ld_s, int ld_y,
+              int ld_scale, i64 batch_s, i64 batch_y, i64 batch_scale) {
+    grid_release(), grid_wait();
+    using Part = Share<N, LANES, ROWS, 8>;
+    __shared__ unsigned int partial[Part::WARPS];
+    const Part part(rows);
+    const int batch = static_cast<int>(part.row) / rows_of_batch, row = static_cast<int>(part.row) % rows_of_batch;
+    const bool live = part.live && (!specified || row < *specified);
+    if (ROWS == 1 && !live) return;  // where rows share a block, all of its threads take part in the maxima
+    s += batch * batch_s + static_cast<i64>(row) * ld_s;
+    y += batch * batch_y + static_cast<i64>(row) * ld_y;
+
+    float v[Part::ITEMS][8];
+    unsigned int top = 0;
+#pragma unroll
+    for (int i = 0; i < Part::ITEMS; ++i) {
+        load_some<8>(v[i], s + part.column(i), part.left(i));
+#pragma unroll
+        for (int j = 0; j < 8; ++j) top = max(top, magnitude(v[i][j]));
+    }
+    const RowScale found(row_top<LANES>(top, partial));
+    if (!live) return;
+#ifdef FRTC_SABOTAGE_NEIGHBOUR_SCALE
+    const int owner = (row + 1) % rows_of_batch;
+#else
+    const int owner = row;
+#endif
+    if (part.lane == 0) scale[batch * batch_scale + static_cast<i64>(owner) * ld_scale] = found.scale;
+#pragma unroll
+    for (int i = 0; i < Part::ITEMS; ++i) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[i][j] *= found.factor;
+        store_some<8>(y + part.column(i), v[i], part.left(i));
+    }
+}
+
+}  // namespace frtc

@@ -1,0 +1,290 @@
+"""linear and gated_linear on wgmma: bf16, fp16 and e4m3 products of Hopper. Device code: sm90_gemm.cuh.
+
+Weights in e4m3 beside activations of 16 bits (w8a16) stay with smxx_gemm: wgmma reads both operands from shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.mainloop import Mainloop
+from frtc.kernels.product import NULL, Argument, Matrix, Product, epilogue_refuses, params_of, product_of, types_of
+from frtc.kernels.smxx_gemm import DRAM_SHARE, FILLED
+from frtc.kernels.spec import Config, Kernel, Param, Site, Stage, TensorMap
+from frtc.kernels.targets import KiB, Target
+
+FAMILY = "sm_90a"
+KIND = {"linear": "sm90_gemm", "gated_linear": "sm90_gated_gemm"}
+ROW = 128  # bytes of K in a chunk: the widest swizzle
+GROUP = 32  # columns whose rows of w a tensor map can hand over in another order
+ALIGN = 1024  # of the ring: eight swizzled rows
+
+# BLOCKS, WN, PARTS, WARPGROUPS: parts of 64 BLOCKS rows by WN columns, arranged as sm90_gemm.cuh says.
+SHAPES = (
+    (3, 128, "turns", 2),  # 192 x 128: 560 rows are 2.92 tiles; many tiles, each stored while the next is multiplied
+    (2, 128, "turns", 2),
+    (1, 256, "turns", 2),  # 64 x 256
+    (2, 128, "rows", 2),  # 256 x 128
+    (1, 256, "rows", 2),  # 128 x 256
+    (1, 192, "rows", 2),
+    (1, 160, "rows", 2),
+    (1, 128, "rows", 2),
+    (1, 96, "rows", 2),
+    (1, 64, "rows", 2),
+    (1, 128, "rows", 3),  # 192 x 128
+    (1, 96, "rows", 3),
+    (1, 64, "rows", 3),
+    (1, 128, "columns", 2),  # 64 x 256
+    (1, 96, "columns", 2),  # 64 x 192
+    (1, 64, "columns", 2),  # 64 x 128
+    (1, 160, "rows", 1),  # 64 x 160
+    (1, 128, "rows", 1),
+    (1, 96, "rows", 1),
+    (1, 64, "rows", 1),  # few rows: many blocks read weights
+    (1, 32, "rows", 1),
+)
+SPLITS = (1, 2, 4, 8)
+NAMES = ("BLOCKS", "WN", "PARTS", "WARPGROUPS", "STAGES", "SPLIT")
+MOST_STAGES, FEWEST_STAGES = 10, 3
+# Blocks of clusters of this size that an H200 holds at once, one on an SM: its GPCs have 16 or 18 SMs.
+CLUSTERED = {1: 132, 2: 132, 4: 120, 8: 112}
+
+# Times in us and rates per clock and SM, from the prototypes' figures on an H200.
+CLOCK, LOADED_CLOCK = 1.75e9, 1.5e9  # of short launches; of those that draw all power
+L2_BYTES_PER_CLOCK, TENSOR_BYTES_PER_CLOCK = 64, 32  # rows x columns x 32 bytes of K in one clock... of each
+LAUNCH_US, FIRST_TILE_US = 1.2, 1.0
+EIGHT_US = 0.06  # eight columns of a row of a thread: scaled, activated, stored
+SPLIT_US = 0.9
+SHORT_US = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One instance of the template: see sm90_gemm.cuh."""
+
+    blocks: int
+    wn: int
+    parts: str
+    warpgroups: int
+    stages: int
+    split: int
+
+    @staticmethod
+    def of(config: Config, p: Product) -> Tile:
+        blocks, wn, parts, warpgroups, stages, split = (config[name] for name in NAMES)
+        return Tile(blocks, wn, parts, warpgroups, stages, split)
+
+    def config(self) -> Config:
+        values = (self.blocks, self.wn, self.parts, self.warpgroups, self.stages, self.split)
+        return dict(zip(NAMES, values, strict=True))
+
+    @property
+    def cuda(self) -> str:
+        persistent = str(self.persistent).lower()
+        numbers = f"{self.blocks}, {self.wn}, frtc::Parts::{self.parts}, {self.warpgroups}, {self.stages}, {self.split}"
+        return f"frtc::WgmmaTile<{numbers}, {persistent}>"
+
+    @property
+    def persistent(self) -> bool:
+        return self.parts == "turns"
+
+    @property
+    def bm(self) -> int:
+        return 64 * self.blocks * (self.warpgroups if self.parts == "rows" else 1)
+
+    @property
+    def bn(self) -> int:
+        return self.wn * (self.warpgroups if self.parts == "columns" else 1)
+
+    @property
+    def threads(self) -> int:
+        uneven = self.blocks * self.wn >= 256 and self.warpgroups == 2
+        return 128 * self.warpgroups + (128 if uneven else 32)
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.bm + self.bn) * ROW
+
+    @property
+    def received(self) -> int:
+        """Bytes of partial sums from the other blocks of a cluster."""
+        return (self.split - 1) * self.bm * (self.bn // self.split) * 4
+
+    @property
+    def ring(self) -> int:
+        return self.stages * self.stage_bytes
+
+    @property
+    def free(self) -> int:
+        """Bytes of shared memory that the epilogue may use behind the product."""
+        return self.ring
+
+    @property
+    def smem(self) -> int:
+        return ALIGN + self.ring + self.received + 16 * self.stages + 32
+
+    @property
+    def warps(self) -> int:
+        return 4 * self.warpgroups
+
+    def tiles(self, p: Product) -> tuple[int, int]:
+        return math.ceil(p.m / self.bm), math.ceil(p.n / self.bn)
+
+    def grid(self, p: Product, target: Target) -> tuple[int, int, int]:
+        if self.persistent:
+            return (min(target.sms, math.prod(self.tiles(p))), 1, 1)
+        return (*self.tiles(p), self.split)
+
+
+def chunks_of(p: Product) -> int:
+    """Of 128 bytes of K."""
+    return math.ceil(p.k * DTYPES[p.x.dtype].itemsize / ROW)
+
+
+def refuse(site: Site, target: Target) -> str:
+    p = product_of(site)
+    return p if isinstance(p, str) else mainloop_refuses(p, target) or epilogue_refuses(p)
+
+
+def mainloop_refuses(p: Product, target: Target) -> str:
+    """Why sm90_gemm.cuh cannot multiply x and w, whatever becomes of the accumulators, or ""."""
+    if "wgmma" not in target.has:
+        return "needs wgmma"
+    if p.x.dtype not in ("bf16", "f16", "e4m3") or p.w.dtype != p.x.dtype:
+        return f"x is {p.x.dtype} and w is {p.w.dtype}; needs bf16, f16 or e4m3 for both"
+    if p.batch > 1 or p.k_rows:
+        return "batches, or a second operand that is [K, N]"
+    size = DTYPES[p.x.dtype].itemsize
+    for name, matrix, rows in (("x", p.x, p.m), ("w", p.w, p.n)):
+        if matrix.ld * size % 16 or (rows > 1 and matrix.ld < p.k):
+            return f"rows of {name} are {matrix.ld} elements apart, not a multiple of 16 bytes behind each other"
+    return ""
+
+
+def configs(site: Site, target: Target) -> list[Config]:
+    p = product_of(site)
+    assert isinstance(p, Product)
+    return [tile.config() for tile in tiles_of(p, target)]
+
+
+def tiles_of(p: Product, target: Target) -> list[Tile]:
+    """Every useful tile, with every useful number of blocks that share K."""
+    found = []
+    for blocks, wn, parts, warpgroups in SHAPES:
+        for split in SPLITS:
+            tile = _fitted(Tile(blocks, wn, parts, warpgroups, 0, split), p, target)
+            if tile is not None and not _wasteful(tile, p, target):
+                found.append(tile)
+    return found
+
+
+def _fitted(tile: Tile, p: Product, target: Target) -> Tile | None:
+    """With as many stages as fit and are of use; None where those are too few."""
+    if tile.split > 1 and (tile.parts != "rows" or tile.bn % (8 * tile.split)):
+        return None  # each block of a cluster stores columns of its own
+    room = target.smem_per_block - tile.smem
+    stages = min(room // (tile.stage_bytes + 16), MOST_STAGES)
+    wanted = math.ceil(chunks_of(p) / tile.split) * (2 if tile.persistent else 1)
+    if stages < FEWEST_STAGES:
+        return None
+    return Tile(tile.blocks, tile.wn, tile.parts, tile.warpgroups, max(2, min(stages, wanted)), tile.split)
+
+
+def _wasteful(tile: Tile, p: Product, target: Target) -> bool:
+    """Whether a smaller sibling certainly wins."""
+    blocks = math.prod(tile.tiles(p)) * tile.split
+    if tile.bm > 64 and tile.bm - 64 >= p.m:
+        return True  # 64 rows that are not there
+    if tile.persistent and blocks <= target.sms:
+        return True  # one tile for each block: nobody takes turns
+    if tile.split > 1 and (blocks > CLUSTERED[tile.split] or chunks_of(p) < 2 * tile.split):
+        return True  # a second wave of clusters, or hardly any K for a block
+    return not tile.persistent and blocks > 4 * target.sms  # many waves: those that take turns
+
+
+def cost(site: Site, config: Config, target: Target) -> float:
+    p = product_of(site)
+    assert isinstance(p, Product)
+    return cost_us(p, Tile.of(config, p), target)
+
+
+def cost_us(p: Product, tile: Tile, target: Target) -> float:
+    """Estimated microseconds. Where some rows may not be read: the mean of all rows and FILLED of them."""
+    if p.rows is None:
+        return _cost_us(p, p.m, tile, target)
+    return (_cost_us(p, p.m, tile, target) + _cost_us(p, math.ceil(p.m * FILLED), tile, target)) / 2
+
+
+def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
+    """Rounds of tiles, each its products or its loads; what the epilogue leaves uncovered; DRAM."""
+    tall, wide = math.ceil(m / tile.bm), math.ceil(p.n / tile.bn)
+    blocks = tall * wide * tile.split
+    resident = max(1, target.smem_per_sm // (tile.smem + KiB))
+    on_busiest = math.ceil(blocks / target.sms)
+    rounds = on_busiest if tile.persistent else math.ceil(on_busiest / resident)
+    chunks = math.ceil(chunks_of(p) / tile.split)
+    clocks = max(tile.bm * tile.bn / TENSOR_BYTES_PER_CLOCK, (tile.bm + tile.bn) * ROW / L2_BYTES_PER_CLOCK)
+    busy_us = on_busiest * chunks * clocks / CLOCK * 1e6
+    if busy_us > SHORT_US:
+        busy_us *= CLOCK / LOADED_CLOCK
+    # A warpgroup issues its products one chunk at a time: about 70 clocks beyond their own.
+    busy_us = max(busy_us, rounds * chunks * (tile.blocks * tile.wn * 2 + 70) / CLOCK * 1e6)
+    live = min(tile.bm, m) / tile.bm
+    store_us = EIGHT_US * tile.blocks * tile.wn / 16 * max(0.3, live) * tile.warpgroups**0.5
+    stores_us = store_us if tile.persistent else rounds * (store_us + 0.3)
+    split_us = SPLIT_US + 0.05 * tile.wn / 16 if tile.split > 1 else 0.0
+    dram_us = p.nbytes / (DRAM_SHARE * target.dram) * 1e6
+    return LAUNCH_US + FIRST_TILE_US * rounds**0.5 + max(busy_us, dram_us) + stores_us + split_us
+
+
+def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
+    p = product_of(site)
+    assert isinstance(p, Product)
+    return (stage_of(p, Tile.of(config, p), target, p.epilogue(), p.arguments()),)
+
+
+def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: Sequence[Argument]) -> Stage:
+    """The launch of sm90_gemm.cuh with an epilogue: its C++ type, and what it takes."""
+    permuted = p.n % GROUP == 0
+    flag, kernel = str(permuted).lower(), "sm90_split_gemm" if tile.split > 1 else "sm90_gemm"
+    rows = NULL if p.rows is None else Param("operand", p.rows)
+    maps = (_rows_map(p.x, p.m, p.k, tile.bm), (_permuted_map if permuted else _rows_map)(p.w, p.n, p.k, tile.bn))
+    return Stage(
+        source="sm90_gemm.cuh",
+        entry=f"frtc::{kernel}<{p.x.cuda}, {tile.cuda}, {epilogue}, {flag}, {types_of(arguments)}>",
+        grid=tile.grid(p, target),
+        block=tile.threads,
+        smem=tile.smem,
+        params=(
+            Param("tensormap", 0), Param("tensormap", 1), rows,
+            *(Param("i32", value) for value in (p.m, p.n, p.k)), *params_of(arguments),
+        ),
+        tensormaps=maps,
+        waits=True,
+    )  # fmt: skip
+
+
+def _rows_map(matrix: Matrix, rows: int, k: int, box: int) -> TensorMap:
+    """Boxes of 128 bytes of `box` rows."""
+    size = DTYPES[matrix.dtype].itemsize
+    step = matrix.ld * size if rows > 1 else math.ceil(k * size / 16) * 16
+    of = Param("operand", matrix.index)
+    return TensorMap(of, matrix.dtype, (k, rows), (step,), (ROW // size, box), ROW)
+
+
+def _permuted_map(matrix: Matrix, rows: int, k: int, box: int) -> TensorMap:
+    """The same with row 32 J + 8 t + 2 j + i in place 32 J + 8 j + 2 t + i: axes K, i, t, j, J."""
+    size = DTYPES[matrix.dtype].itemsize
+    step = matrix.ld * size
+    of = Param("operand", matrix.index)
+    extents, strides = (k, 2, 4, 4, rows // GROUP), (step, 8 * step, 2 * step, GROUP * step)
+    return TensorMap(of, matrix.dtype, extents, strides, (ROW // size, 2, 4, 4, box // GROUP), ROW)
+
+
+MAINLOOP = Mainloop(
+    FAMILY, "sm90", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, lambda p, tile: 0, lambda p, tile: 0
+)  # fmt: skip
+KERNELS = tuple(Kernel(name, op, FAMILY, refuse, configs, cost, stages) for op, name in KIND.items())

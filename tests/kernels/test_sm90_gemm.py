@@ -1,0 +1,205 @@
+"""Products on wgmma: what they accept, tensor maps, machine code; on a GPU every config at sizes that no tile divides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from frtc.codegen.nvrtc import Job, compile_all
+from frtc.kernels import sm90_finish_gemm, sm90_gemm, sm90_rope_gemm
+from frtc.kernels.product import Product, product_of
+from frtc.kernels.spec import Kernel, Operand, Site
+from frtc.kernels.targets import Target, load_targets
+from tests.kernels import harness, sites_finish, sites_gemm, sites_rope_gemm
+from tests.kernels.device import Gpu
+from tests.kernels.sites_gemm import FULL, gated, inputs_of, limited, linear, scaled
+from tests.kernels.sites_policies import policy_sites
+
+TARGETS = load_targets()
+HOPPER = TARGETS["hopper"]
+KERNELS = {k.op: k for k in sm90_gemm.KERNELS}
+ROPE, FINISH = sm90_rope_gemm.KERNELS[0], {k.op: k for k in sm90_finish_gemm.KERNELS}
+
+
+def product(site: Site) -> Product:
+    found = product_of(site)
+    assert isinstance(found, Product), found
+    return found
+
+
+def kernel_of(site: Site) -> Kernel:
+    return FINISH[site.op] if site.op in ("linear_norm",) or site.attrs.get("per_row") else KERNELS[site.op]
+
+
+@pytest.mark.parametrize(
+    ("site", "reason"),
+    [
+        (scaled(linear(50, 64, 128)), ""),
+        (linear(50, 64, 128, "f16"), ""),
+        (linear(50, 64, 128, "f32"), "x is f32 and w is f32; needs bf16, f16 or e4m3 for both"),
+        (scaled(linear(50, 64, 128), "bf16"), "x is bf16 and w is e4m3; needs bf16, f16 or e4m3 for both"),
+        (linear(5, 16, 64, gap=4), "rows of x are 68 elements apart, not a multiple of 16 bytes behind each other"),
+        (sites_gemm.matmul((), 16, 32, 64), "needs another op"),
+    ],
+)  # fmt: skip
+def test_refusals(site: Site, reason: str) -> None:
+    if site.op == "matmul":
+        assert "matmul" not in KERNELS
+        return
+    assert KERNELS[site.op].refuse(site, HOPPER) == reason
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS.values() if t is not HOPPER], ids=lambda t: t.name)
+def test_only_hopper_has_wgmma(target: Target) -> None:
+    assert KERNELS["linear"].refuse(linear(50, 64, 128), target) == "needs wgmma"
+
+
+def served() -> list[tuple[Kernel, Site]]:
+    """The policies' products that wgmma takes, with the kernel that does."""
+    pairs = []
+    for site in policy_sites():
+        for kernel in (*sm90_gemm.KERNELS, ROPE, *sm90_finish_gemm.KERNELS):
+            if kernel.op == site.op and not kernel.refuse(site, HOPPER):
+                pairs.append((kernel, site))
+    return pairs
+
+
+def best(kernel: Kernel, site: Site, count: int = 1) -> list[dict]:
+    found = sorted(kernel.configs(site, HOPPER), key=lambda config: kernel.cost(site, config, HOPPER))
+    return list(found[:count])
+
+
+def test_configs_fit_and_cover() -> None:
+    assert len(served()) >= 60
+    for kernel, site in served():
+        for config in kernel.configs(site, HOPPER):
+            tile = sm90_gemm.Tile.of(config, None)  # type: ignore[arg-type]
+            for stage in kernel.stages(site, config, HOPPER):
+                assert stage.smem <= HOPPER.smem_per_block and stage.block <= 1024 and stage.waits
+                for made in stage.tensormaps:
+                    assert all(1 <= box <= 256 for box in made.box)
+                    assert not any(step % 16 for step in made.strides)
+            assert tile.stages >= 2
+
+
+def test_permuted_rows_cover_w() -> None:
+    """The five axes of the map name each row of w once, in the places that the accumulators have."""
+    (stage,) = KERNELS["linear"].stages(linear(50, 64, 128), best(KERNELS["linear"], linear(50, 64, 128))[0], HOPPER)
+    _, i, t, j, big = stage.tensormaps[1].extents
+    steps = [step // (128 * 2) for step in stage.tensormaps[1].strides]
+    rows = [
+        sum(n * s for n, s in zip(at[::-1], steps, strict=True))
+        for at in np.ndindex(big, j, t, i)
+    ]  # fmt: skip
+    assert sorted(rows) == list(range(64))
+    assert rows[:8] == [0, 1, 8, 9, 16, 17, 24, 25]
+
+
+SPILL_SITES = [
+    scaled(linear(560, 2048, 2048, **FULL), out="e4m3", x_scale=True),
+    scaled(gated(560, 4096, 1024), out="e4m3", x_scale=True),
+    linear(512, 1000, 1152, **FULL),
+]
+
+
+def test_cubins_do_not_spill() -> None:
+    jobs = {}
+    for site in SPILL_SITES:
+        for shape in best(KERNELS[site.op], site, 3):
+            (stage,) = KERNELS[site.op].stages(site, shape, HOPPER)
+            jobs[stage.entry] = Job.of(stage, HOPPER)
+    used = {entry: cubin.resources for entry, cubin in zip(jobs, compile_all(list(jobs.values())), strict=True)}
+    assert not {entry: r for entry, r in used.items() if r.local}
+
+
+@pytest.mark.full
+def test_no_cubin_spills() -> None:
+    jobs = {}
+    for site in SPILL_SITES:
+        for config in KERNELS[site.op].configs(site, HOPPER):
+            (stage,) = KERNELS[site.op].stages(site, config, HOPPER)
+            jobs[stage.entry] = Job.of(stage, HOPPER)
+    used = {entry: cubin.resources for entry, cubin in zip(jobs, compile_all(list(jobs.values())), strict=True)}
+    assert not {entry: r for entry, r in used.items() if r.local}
+
+
+# ---- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+def cases(kernel: Kernel, site: Site, configs: list[dict], inputs: object) -> list[harness.Case]:
+    return [harness.Case(site, kernel, config, inputs=inputs) for config in configs]  # type: ignore[arg-type]
+
+
+AWKWARD = [
+    scaled(linear(561, 2040, 1040, **FULL), x_scale=True),
+    scaled(linear(130, 200, 1008, **FULL), out="e4m3"),
+    scaled(linear(50, 1024, 2048, **FULL)),
+    scaled(linear(7, 320, 4096, **FULL)),
+    scaled(linear(1, 64, 272)),
+    linear(561, 1000, 1152, **FULL),
+    linear(50, 136, 1024, **FULL),
+    linear(10, 96, 4096, residual="bf16"),
+    linear(13, 64, 520, "f16"),
+]
+GATED = [
+    scaled(gated(561, 3008, 1040), out="e4m3", x_scale=True),
+    gated(700, 2000, 600),
+    scaled(gated(50, 4096, 1024), out="e4m3"),
+    gated(10, 200, 1024),
+]
+EVERY = [c for s in (*AWKWARD, *GATED) for c in cases(KERNELS[s.op], s, KERNELS[s.op].configs(s, HOPPER), inputs_of)]
+ROPED = [
+    c
+    for s in (*sites_rope_gemm.real_sites(), *sites_rope_gemm.fp8_sites(), *sites_rope_gemm.awkward_sites())
+    if not ROPE.refuse(s, HOPPER)
+    for c in cases(ROPE, s, best(ROPE, s, 3), sites_rope_gemm.inputs)
+]
+FINISHED = [
+    c
+    for s in (*sites_finish.expert_sites(), *sites_finish.fp8_sites(), *sites_finish.scaled_sites(),
+              *sites_finish.awkward_sites())
+    if s.op in FINISH and not FINISH[s.op].refuse(s, HOPPER)
+    for c in cases(FINISH[s.op], s, best(FINISH[s.op], s, 4), sites_finish.inputs)
+]  # fmt: skip
+QUICK = [*harness.once(EVERY)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", harness.swept(EVERY, QUICK))
+def test_gemm(gpu: Gpu, case: harness.Case) -> None:
+    harness.check(gpu, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ROPED, ids=str)
+def test_rope_gemm(gpu: Gpu, case: harness.Case) -> None:
+    harness.check(gpu, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", FINISHED, ids=str)
+def test_finish_gemm(gpu: Gpu, case: harness.Case) -> None:
+    harness.check(gpu, case)
+
+
+def with_parts(site: Site, **wanted: object) -> harness.Case:
+    kernel = KERNELS[site.op]
+    found = [c for c in kernel.configs(site, HOPPER) if all(c[name] == value for name, value in wanted.items())]
+    return harness.Case(site, kernel, found[0], inputs=inputs_of)
+
+
+SHARED_K, TURNS = with_parts(AWKWARD[2], SPLIT=4), with_parts(GATED[0], PARTS="turns")
+SABOTAGED = [
+    *(harness.sabotaged(case, "FRTC_SABOTAGE=last_k_tile") for case in (SHARED_K, TURNS, EVERY[0])),
+    harness.sabotaged(EVERY[0], "FRTC_SABOTAGE=neighbour_gate"),
+    harness.sabotaged(EVERY[0], "FRTC_SABOTAGE=neighbour_scale"),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SABOTAGED, ids=str)
+def test_gemm_sabotaged(gpu: Gpu, case: harness.Case) -> None:
+    harness.check_fails(gpu, case)
