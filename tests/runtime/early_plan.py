@@ -5,12 +5,17 @@ Built from IR, so that the kernels, and which of their launches are early, are w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from frtc.codegen.build import Built, build
+from frtc.codegen.nvrtc import Job
 from frtc.codegen.write import write_plan
 from frtc.kernels.targets import load_targets
 from frtc.lowering.ir import Module
@@ -90,6 +95,18 @@ def noise(seed: int) -> Array:
 
 def made(target: str, families: tuple[str, ...] = ("baseline",)) -> Built:
     return build(module(), load_targets()[target], families)
+
+
+@contextmanager
+def defined(macro: str) -> Iterator[None]:
+    """All kernels are compiled with the macro."""
+    plain = Job.of
+
+    def job_of(*arguments: Any) -> Job:
+        return replace(plain(*arguments), defines=(macro,))
+
+    with mock.patch.object(Job, "of", staticmethod(job_of)):
+        yield
 
 
 def write(path: Path, built: Built) -> None:

@@ -13,7 +13,7 @@ from frtc.runtime.driver import Driver
 from frtc.runtime.plan import Program
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.session import Session
-from tests.runtime import small_plan
+from tests.runtime import early_plan, small_plan
 from tests.runtime.null_driver import NullApi
 
 EDGES = [(0, 1), (1, 3), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (7, 8), (8, 9)]  # test_session.py draws the graph
@@ -105,3 +105,14 @@ def test_a_kernel_that_does_not_wait_is_not_early(tmp_path: Path) -> None:
     small_plan.write(tmp_path / "early.plan", early_program("small_silu"))
     with pytest.raises(FrtcError, match="'small_silu' does not wait, and a launch of it is early"):
         open_plan(tmp_path / "early.plan")
+
+
+def test_compiled_kernels_wait(tmp_path: Path) -> None:
+    """All launches of a compiled Plan are early, and a build whose kernels do not wait is refused."""
+    early_plan.write(tmp_path / "early.plan", early_plan.made("hopper"))
+    program = open_plan(tmp_path / "early.plan").program
+    assert all(launch.early for stage in program.stages for call in stage.calls for launch in call.launches)
+    with early_plan.defined("FRTC_SABOTAGE_NO_WAIT"):
+        early_plan.write(tmp_path / "careless.plan", early_plan.made("hopper"))
+    with pytest.raises(FrtcError, match="does not wait, and a launch of it is early"):
+        open_plan(tmp_path / "careless.plan")

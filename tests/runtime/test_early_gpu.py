@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 
-from frtc.codegen.nvrtc import Job
 from frtc.errors import EnvironmentFault
 from frtc.kernels.dtypes import round_to
 from frtc.kernels.targets import Target, load_targets
@@ -37,18 +32,6 @@ def target() -> Target:
     if not found:
         pytest.skip(f"no early launches on sm_{driver.device.sm}")
     return found[0]
-
-
-@contextmanager
-def defined(macro: str) -> Iterator[None]:
-    """All kernels are compiled with the macro."""
-    plain = Job.of
-
-    def job_of(*arguments: Any) -> Job:
-        return replace(plain(*arguments), defines=(macro,))
-
-    with mock.patch.object(Job, "of", staticmethod(job_of)):
-        yield
 
 
 def session_of(path: Path, edges: str, monkeypatch: pytest.MonkeyPatch) -> Session:
@@ -100,7 +83,7 @@ def test_rounds_of_single_stages(target: Target, tmp_path: Path, monkeypatch: py
 
 def test_kernels_that_do_not_wait_are_noticed(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with kernels that release those behind them and wait for nobody."""
-    with defined("FRTC_SABOTAGE_NO_WAIT"):
+    with early_plan.defined("FRTC_SABOTAGE_NO_WAIT"):
         early_plan.write(tmp_path / "careless.plan", early_plan.made(target.name))
     monkeypatch.setattr(validate, "waits", lambda image, kernel: True)  # the reader would see it
     assert differing(tmp_path / "careless.plan", monkeypatch) > 0
