@@ -162,7 +162,8 @@ def update(
         if chosen.scales_only:
             _require_same_weights(old, open_plan(written, verify=False), expressions, opened, progress)
         test = {"self_test": self_test(written, places, progress)} if options.self_test else {RESULTS: places}
-        return evidence_of(opened, options) | _calibration(old, chosen.scales) | _versions(old) | test
+        kept = {"tuning": old.evidence["tuning"]} if "tuning" in old.evidence else {}  # of launches, which stay
+        return evidence_of(opened, options) | _calibration(old, chosen.scales) | _versions(old) | kept | test
 
     blobs = {name: bytes(data) for name, data in old.files().items()} | {TOKENIZER: opened.files.tokenizer}
     watch = bytes_written(program, progress)

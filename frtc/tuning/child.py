@@ -18,14 +18,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from frtc.errors import FrtcError
+from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.spec import Operand
 from frtc.runtime.driver import Driver
 from frtc.runtime.graph import Graph
-from frtc.runtime.plan import STATE, Stage
+from frtc.runtime.plan import STATE, Ref, Stage
 from frtc.tuning.chain import Chain
-from frtc.tuning.inputs import Fill, values
+from frtc.tuning.inputs import Fill, elements, values
 
 WARM_UP, REPLAYS = 3, 21
+SAMPLES = 1024  # elements of each result that the parent compares between candidates
+POISON = 0xFF  # a NaN in every float type
 
 
 class Bench:
@@ -39,8 +45,8 @@ class Bench:
         self.blocks: dict[str, tuple[int, int]] = {}  # space -> (address, bytes)
         self.filled: tuple[Fill, ...] = ()
 
-    def measure(self, chain: Chain) -> float:
-        """Microseconds of one launch (of all launches of the op, where it takes several): p50 of replays."""
+    def measure(self, chain: Chain) -> tuple[float, list[list[float]]]:
+        """(microseconds of one call with all its launches, p50 of replays; some elements of each result)."""
         with self.driver.current():
             self._reserve(chain)
             modules = [self.driver.call("cuModuleLoadData", image.cubin) for image in chain.kernels]
@@ -53,7 +59,7 @@ class Bench:
             graph.destroy()
             for module in modules:
                 self.driver.call("cuModuleUnload", module)
-            return median(times) / len(chain.calls)
+            return median(times) / len(chain.calls), [self._some(ref) for ref in chain.calls[-1].results]
 
     def _replay(self, graph: Graph) -> float:
         graph.launch(self.stream)
@@ -75,7 +81,28 @@ class Bench:
                 self._fill(fill)
             self.filled = chain.fills
         self.driver.call("cuMemsetD8", self.blocks[STATE][0], 0, self.blocks[STATE][1])
+        for ref in chain.calls[-1].results:  # what the candidate before computed must not pass for this one's
+            address, nbytes = self._span(ref)
+            if nbytes:
+                self.driver.call("cuMemsetD8", address, POISON, nbytes)
         self.driver.call("cuCtxSynchronize")
+
+    def _span(self, ref: Ref) -> tuple[int, int]:
+        """(address, bytes) from the first to the last element."""
+        nbytes = elements(Operand(ref.dtype, ref.shape, ref.strides)) * DTYPES[ref.dtype].itemsize
+        return self.blocks[ref.space][0] + ref.offset, nbytes
+
+    def _some(self, ref: Ref) -> list[float]:
+        """Always the same elements, drawn at random."""
+        address, nbytes = self._span(ref)
+        host, dtype = np.empty(nbytes, np.uint8), DTYPES[ref.dtype].numpy
+        if not nbytes:
+            return []
+        self.driver.call("cuMemcpyDtoH", host.ctypes.data, address, nbytes)
+        generator = np.random.default_rng(nbytes)
+        view = np.ndarray(ref.shape, dtype, host, 0, [s * dtype.itemsize for s in ref.strides])
+        drawn = tuple(generator.integers(0, n, SAMPLES) for n in ref.shape)
+        return [float(x) for x in np.atleast_1d(view[drawn] if ref.shape else view[()])]
 
     def _fill(self, fill: Fill) -> None:
         data, start = values(fill), self.blocks[fill.space][0] + fill.offset
@@ -96,7 +123,8 @@ def main() -> int:
     for line in sys.stdin:
         chain = pickle.loads(Path(line.strip()).read_bytes())
         try:
-            say({"us": bench.measure(chain)})
+            us, some = bench.measure(chain)
+            say({"us": us, "results": some})
         except FrtcError as error:
             say({"error": error.what})
             return 1

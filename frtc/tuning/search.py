@@ -1,7 +1,12 @@
-"""Ask for every candidate, twice: the fastest wins if it is faster by more than a candidate differs from itself."""
+"""Ask for every candidate, twice: the fastest wins if it is faster by more than a candidate differs from itself.
+
+A candidate whose results are not about those of the first one that runs is out, however fast it is: a launch that does
+nothing would win. Correctness is not judged here: kernels' tests, `frtc verify` and the self-test do that.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +24,7 @@ from frtc.tuning.questions import Question
 from frtc.tuning.worker import Answer, Worker
 
 ROUNDS = 2
+FAR = 0.05  # relative error between candidates that is no rounding any more, e4m3 results included
 LEAST_GAIN = 0.01  # share of the time: below it another kernel is not worth having
 TOGETHER = 4  # questions whose kernels are compiled at once, while others are measured
 
@@ -103,14 +109,31 @@ def _measure(question: Question, target: Target, worker: Worker, cubins: Cubins,
     """All candidates, one after the other, and all again, so that a GPU that changes its clocks shows as noise. None
     if the time is over before."""
     timed = [Timed(choice, []) for choice in question.candidates]
+    first: Answer | None = None
     for _ in range(ROUNDS):
         for each in timed:
             if _left(until) <= 0:
                 return None
             if not each.failed:
                 answer = _ask(question, each.choice, target, worker, cubins)
-                each.us, each.failed = [*each.us, answer.us], answer.failed
+                first = first or (None if answer.failed else answer)
+                each.us, each.failed = (
+                    [*each.us, answer.us],
+                    answer.failed or (_differs(answer, first) if first else ""),
+                )
     return timed
+
+
+def _differs(answer: Answer, first: Answer) -> str:
+    """Why these are not the results of the same op, or ""."""
+    if [len(some) for some in answer.results] != [len(some) for some in first.results]:
+        return "its results have another size than those of the others"
+    pairs = [pair for a, b in zip(answer.results, first.results, strict=True) for pair in zip(a, b, strict=True)]
+    apart = [(a - b, b) for a, b in pairs if not (a == b or (math.isnan(a) and math.isnan(b)))]
+    if not apart:
+        return ""
+    error = math.hypot(*(gap for gap, _ in apart)) / max(math.hypot(*(b for _, b in pairs if math.isfinite(b))), 1e-300)
+    return "" if error <= FAR else f"its results are not those of the others: relative error {error:.1e}"
 
 
 def _ask(question: Question, choice: Choice, target: Target, worker: Worker, cubins: Cubins) -> Answer:

@@ -23,17 +23,18 @@ from frtc.tuning.chain import Chain
 
 COMMAND = (sys.executable, "-m", "frtc.tuning.child")
 START_S, ANSWER_S, END_S = 90.0, 20.0, 10.0  # seconds it may take to start, to measure one candidate, to be killed
-LINE_MOST = 1 << 16  # bytes of an answer
+LINE_MOST = 1 << 20  # bytes of an answer
 LAST_MOST = 160  # characters of what it said last
 US_MOST = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Microseconds, or why there are none."""
+    """Microseconds and some elements of each result, or why there are none."""
 
     us: float = 0.0
     failed: str = ""
+    results: tuple[tuple[float, ...], ...] = ()
 
 
 class _Lost(Exception):
@@ -96,9 +97,10 @@ class Worker:
             return Answer(failed=self._ended())
         except _Lost as lost:
             return Answer(failed=str(lost))
-        us = said.get("us")
-        if isinstance(us, (int, float)) and not isinstance(us, bool) and 0 < us < US_MOST:
-            return Answer(float(us))
+        us: Any = said.get("us")
+        results: Any = said.get("results")
+        if _is_number(us) and 0 < us < US_MOST and _are_results(results):
+            return Answer(float(us), results=tuple(map(tuple, results)))
         self._end()  # after a fault its context is of no use
         error = said.get("error")
         return Answer(failed=error[:200] if isinstance(error, str) else f"it answered {json.dumps(said)[:80]}")
@@ -152,6 +154,14 @@ class Worker:
                     stream.close()
         with suppress(subprocess.TimeoutExpired):  # the kernel driver holds it until the GPU lets go
             process.wait(END_S)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _are_results(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, list) and all(map(_is_number, v)) for v in value)
 
 
 def require_gpu(target: Target) -> None:

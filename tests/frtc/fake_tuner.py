@@ -3,8 +3,9 @@
     python fake_tuner.py PLANTED.json        {"sm": 90, "times": [[part of a label, us or what it does], ...]}
 
 The first part that a candidate's label holds decides: a number is its time, "crash" is a signal, "exit" an end, "hang"
-an answer that never comes, "garbage" and "negative" answers that mean nothing, "fault" an error of the GPU. Others take
-50 us. Each start is noted by a byte in the file beside PLANTED.
+an answer that never comes, "garbage", "list" and "negative" answers that mean nothing, "fault" an error of the GPU,
+"wrong", "lazy" and "long" a quick launch with other results, none, or too many. Others take 50 us. Each start is noted
+by a byte in the file beside PLANTED.
 """
 
 from __future__ import annotations
@@ -28,10 +29,16 @@ def answer(planted: object) -> str:
         raise SystemExit(7)
     if planted == "hang":
         time.sleep(600)
+    if planted == "wrong":
+        return json.dumps({"us": 0.5, "results": [[1.0, 2.5]]})
+    if planted == "long":
+        return '{"us": 0.5, "results": [[1.0, 2.0, 3.0]]}'
+    if planted == "lazy":
+        return '{"us": 0.5, "results": [[NaN, NaN]]}'
     said = {"garbage": "Segmentation fault (core dumped)", "negative": '{"us": -1}', "list": "[1, 2]"}
     if planted == "fault":
         return '{"error": "cuStreamSynchronize failed: CUDA_ERROR_LAUNCH_FAILED"}'
-    return said[planted] if isinstance(planted, str) else json.dumps({"us": planted})
+    return said[planted] if isinstance(planted, str) else json.dumps({"us": planted, "results": [[1.0, 2.0]]})
 
 
 def main() -> None:

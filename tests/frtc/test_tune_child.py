@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from frtc.runtime.driver import Driver
 from frtc.runtime.plan import ARENA, STATE, WEIGHTS
 from frtc.tuning import chain as chaining
 from frtc.tuning.chain import Chain, chain_of, jobs_of
-from frtc.tuning.child import REPLAYS, WARM_UP, Bench
+from frtc.tuning.child import REPLAYS, SAMPLES, WARM_UP, Bench
 from frtc.tuning.inputs import values
 from frtc.tuning.questions import Question
 from tests.frtc.test_tune import HOPPER, linear, question
@@ -28,6 +29,9 @@ class Api(NullApi):
 
     def do_cuMemcpyHtoD(self, to: int, source: int, nbytes: int) -> None:
         self.device(to, nbytes)[:] = ctypes.string_at(source, nbytes)
+
+    def do_cuMemcpyDtoH(self, to: int, source: int, nbytes: int) -> None:
+        ctypes.memmove(to, bytes(self.device(source, nbytes)), nbytes)
 
     def do_cuMemcpyDtoD(self, to: int, source: int, nbytes: int) -> None:
         self.device(to, nbytes)[:] = self.device(source, nbytes)
@@ -68,7 +72,9 @@ def test_launches_take_turns_on_copies_of_the_weights() -> None:
     chain = made(asked, asked.candidates[0])
     api = api_for(chain)
     bench = Bench(Driver(api=api))
-    assert bench.measure(chain) == pytest.approx(1.0 / len(chain.calls))  # the null driver's clock: 1 us
+    us, ((*some,),) = bench.measure(chain)
+    assert us == pytest.approx(1.0 / len(chain.calls))  # the null driver's clock: 1 us
+    assert len(some) == SAMPLES and all(map(math.isnan, some))  # nobody wrote there
     blocks = dict(bench.blocks)
     (weights, nbytes), copy = blocks[WEIGHTS], 64 * 1024 * 2
     assert nbytes == 16 * copy and len(chain.calls) == 16

@@ -50,6 +50,9 @@ def test_tuned_once_used_again(
     changed = [row["chosen"] for row in log["log"] if row["chosen"] != row["candidates"][0]["kernel"]]
     assert changed and all(FAST in name for name in changed)
     assert "tuning" not in open_plan(plans["used"]).evidence
+    updated = tmp_path / "updated.plan"  # other weights under the same launches
+    assert call(capsys, "update", plans["tuned"], tmp_path / "ck", "-o", updated).code == 0
+    assert open_plan(updated).evidence["tuning"] == log
     said = call(capsys, "compile", tmp_path / "ck", "--arch", "a100", "-o", plans["used"], *SIZES, "--tactics", tactics)
     assert (said.code, said.error) == (4, "tactics.target")
     said = call(capsys, "compile", tmp_path / "ck", "--arch", "a100", "-o", plans["used"], *SIZES, "--tune")
