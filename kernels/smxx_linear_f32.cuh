@@ -20,7 +20,7 @@ namespace frtc {
 
 // One thread's share of a [ROWS, K_TILE] tile: loaded to registers while the tile before is multiplied.
 template <int ROWS, int K_TILE, int THREADS>
-struct Share {
+struct TileShare {
     static constexpr int COUNT = ROWS * K_TILE / THREADS, STEP = THREADS / K_TILE;
     static_assert(ROWS % STEP == 0, "whole shares");
     float at[COUNT];
@@ -60,8 +60,8 @@ smxx_linear_f32(const X* x, const W* w, const int* rows, int M, int N, int K, in
     if (rows && m0 >= *rows) return;
     const int row0 = threadIdx.x / 16 * TM, column0 = threadIdx.x % 16 * TN;
     const int k_tiles = (K + K_TILE - 1) / K_TILE - (kSabotage == Sabotage::last_k_tile ? 1 : 0);
-    Share<BM, K_TILE, 256> of_x;
-    Share<BN, K_TILE, 256> of_w;
+    TileShare<BM, K_TILE, 256> of_x;
+    TileShare<BN, K_TILE, 256> of_w;
     float acc[TM][TN] = {};
     of_x.load(x, ldx, m0, M, 0, K), of_w.load(w, ldw, n0, N, 0, K);
     for (int tile = 0; tile < k_tiles; ++tile) {
