@@ -144,7 +144,8 @@ class Compiling:
     def drop(self, shape: Shape) -> None:
         """The Plan is not needed any more."""
         self.dropped.add(shape)
-        self.running.pop(shape).wait()
+        if shape in self.running:
+            self.running.pop(shape).wait()
         plan_path(shape).unlink(missing_ok=True)
         self.start(())
 

@@ -5,8 +5,8 @@
 
 Every contender: 300 warm-ups, then replays one at a time, p50 to p99.9. Plans are compiled by processes of their own,
 in the order of the shapes, each is timed as soon as it is there, and whatever still compiles is stopped meanwhile.
-Static scales come from a calibration of their own. Rivals are built behind the first row. A rival that does not run
-fails the bench. Results are written after each contender. `--device cpu` is a rehearsal at size tiny.
+Static scales come from a calibration of their own. Rivals are built behind the first row. Results are written after
+each contender; one that fails costs no other row, but fails the bench. `--device cpu` is a rehearsal at size tiny.
 
 Seconds on an H200 with 16 cores, Pi0.5 (bench/NOTES.md): checkpoint 22, first Plan 40, then a row 15 to 33 (its
 profile 8), four rivals 35 to build and 43 to time, a further calibration 17, 10,000 changing prompts 10,000 x p50.
@@ -17,9 +17,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -236,21 +238,35 @@ class Bench:
     def __init__(self, policy: str, first: Shape, device: str, counts: Counts, about: dict[str, Any]) -> None:
         self.policy, self.first, self.device, self.counts, self.about = policy, first, device, counts, about
         self.rows: list[dict[str, Any]] = []
+        self.failed: list[str] = []
+        self.first_row: dict[str, Any] = {}
+
+    def attempt(self, label: str, action: Callable[[], Any]) -> Any:
+        """What the action returns; None where it fails: one fault must not cost the other rows."""
+        try:
+            return action()
+        except Exception:
+            traceback.print_exc()
+            self.failed.append(label)
+            self._write()
+            return None
 
     @property
     def bars(self) -> dict[str, bool]:
         return bars_of(self.rows, self.policy)
 
     def own(self, shape: Shape) -> None:
-        self._add(ours(shape, self.device, self.counts, self._count(shape)))
+        row = ours(shape, self.device, self.counts, self._count(shape))
+        self.first_row = row if shape == self.first else self.first_row
+        self._add(row)
 
     def rival(self, rival: Built) -> None:
         self._add(rival.time(self.device, self.counts))
 
     def changing(self) -> None:
         """Of the first shape, behind everything else; it is in that shape's row."""
-        count, row = self.counts.changing, next((r for r in self.rows if "plan_id" in r), None)
-        if row is None or not count:
+        count, row = self.counts.changing, self.first_row
+        if not row or not count:
             return
         with opened(self.first, self.device) as (_, executor, _):
             row["changing_prompts_us"] = changing(executor, count).row() | {"count": count}
@@ -265,7 +281,7 @@ class Bench:
         self._write()
 
     def _write(self) -> None:
-        found = {"policy": self.policy, "bars": self.bars, "rows": self.rows}
+        found = {"policy": self.policy, "failed": self.failed, "bars": self.bars, "rows": self.rows}
         report.write(file_name("gpu_bench", replace(self.first, precision="bf16")), self.about | found)
 
 
@@ -311,24 +327,29 @@ def words_of(shape: Shape) -> set[str]:
 
 def measure(found: Bench, shapes: Sequence[Shape], rivals: Callable[[], list[Built]]) -> None:
     """Compiles and times, Plan after Plan; a shape's scales are made while the one before it is compiled."""
-    begun = Compiling([s for s in shapes if s.precision != STATIC])
-    calibrations, ready = found.about["calibrations"], list[Built]()
+    begun, ready = Compiling([s for s in shapes if s.precision != STATIC]), list[Built]()
     for i, shape in enumerate(shapes):
-        for static in (s for s in shapes[: i + 2] if s.precision == STATIC):
-            if static not in begun:
-                if str(static) not in calibrations:
-                    calibrations[str(static)] = calibrated(static, found.device)
-                begun.start([static])
-        found.about["compile_seconds"][shape.label] = begun.wait(shape)
-        with begun.paused():
-            found.own(shape)
+        ahead = [s for s in shapes[: i + 2] if s.precision == STATIC and s not in begun]
+        found.attempt(shape.label, partial(_timed, found, begun, shape, ahead))
         if i:
             begun.drop(shape)
         else:
-            ready = rivals()
+            ready = found.attempt("rivals", rivals) or []
     for rival in ready:
-        found.rival(rival)
-    found.changing()
+        found.attempt(rival.name, partial(found.rival, rival))
+    found.attempt("changing prompts", found.changing)
+
+
+def _timed(found: Bench, begun: Compiling, shape: Shape, ahead: Sequence[Shape]) -> None:
+    """One Plan; before that the calibrations that it or the next one needs."""
+    calibrations = found.about["calibrations"]
+    for static in ahead:
+        if str(static) not in calibrations:
+            calibrations[str(static)] = calibrated(static, found.device)
+        begun.start([static])
+    found.about["compile_seconds"][shape.label] = begun.wait(shape)
+    with begun.paused():
+        found.own(shape)
 
 
 def main() -> int:
@@ -358,8 +379,8 @@ def main() -> int:
     make_room(policy, ROOM if device == "cuda" else 0)
     measure(found, shapes, lambda: [built(name, label, make, device) for label, (name, make) in wanted.items()])
     print(table(found.rows))
-    print(found.bars)
-    return 0 if all(found.bars.values()) else 3
+    print(*(f"failed: {label}" for label in (*found.failed, *(b for b, ok in found.bars.items() if not ok))), sep="\n")
+    return 0 if all(found.bars.values()) and not found.failed else 3
 
 
 if __name__ == "__main__":

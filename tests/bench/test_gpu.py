@@ -264,6 +264,44 @@ def test_what_compiles_stands_still_while_something_is_timed(tmp_path: Path, mon
     begun.running[second].wait()
 
 
+def test_a_plan_that_fails_costs_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statics are calibrated once for a shape, ahead of their turn; all but the first Plan are dropped."""
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr("bench.full_model.SCRATCH", tmp_path)
+    shapes = [Shape("pi0", precision=p, family=f) for p, f in (("bf16", ""), ("fp8", "a"), ("fp8", "b"), ("w8a16", ""))]
+    done: list[str] = []
+
+    def begin(self: Compiling, shape: Shape) -> None:
+        done.append(f"compile {shape.label}")
+        self.running[shape] = SimpleNamespace(wait=lambda: 0, poll=lambda: 0)  # type: ignore[assignment]
+
+    monkeypatch.setattr(Compiling, "_begin", begin)
+    monkeypatch.setattr(Compiling, "wait", lambda self, shape: {} if shape.family != "a" else 1 // 0)
+    monkeypatch.setattr(gpu_bench, "calibrated", lambda shape, device: done.append(f"calibrate {shape}"))
+
+    def own(self: gpu_bench.Bench, shape: Shape) -> None:
+        done.append(f"time {shape.label}")
+        self.rows.append(timed(f"{shape} {shape.precision} baseline", 1.0, 1))
+
+    monkeypatch.setattr(gpu_bench.Bench, "own", own)
+    counts = replace(gpu_bench.REHEARSAL, changing=0)
+    found = gpu_bench.Bench("pi0", shapes[0], "cpu", counts, {"compile_seconds": {}, "calibrations": {}})
+    gpu_bench.measure(found, shapes, list)
+    at = "v2-p48-c50"
+    assert done == [
+        f"compile {at} bf16",
+        f"compile {at} w8a16",
+        f"calibrate {at}",
+        f"compile {at} fp8 a",
+        f"time {at} bf16",
+        f"compile {at} fp8 b",
+        f"time {at} fp8 b",
+        f"time {at} w8a16",
+    ]
+    assert found.failed == [f"{at} fp8 a"]
+    assert json.loads((tmp_path / "gpu_bench_pi0.json").read_text())["failed"] == found.failed
+
+
 def ticks(pid: int) -> list[str]:
     """Of the processor, in user and kernel mode."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
