@@ -13,12 +13,13 @@ import pytest
 
 from frtc import observation, selftest
 from frtc.codegen.nvrtc import Job, compile_one
-from frtc.compiler import compile, families_for
+from frtc.compiler import CompileOptions, compile, families_for
 from frtc.errors import EnvironmentFault
 from frtc.kernels.catalog import CATALOG, label
 from frtc.kernels.spec import Site
 from frtc.kernels.tactic import Tactic, Tactics, key_of
 from frtc.kernels.targets import Target, load_targets
+from frtc.models.synthetic import write_checkpoint
 from frtc.policy import Policy
 from frtc.runtime.driver import Driver
 from frtc.runtime.plan_file import open_plan
@@ -30,10 +31,10 @@ from frtc.tuning.search import search
 from frtc.tuning.tuned import write_tactics
 from frtc.tuning.worker import Worker
 from frtc.verified import RESULTS
-from tests.frtc.in_memory import Maker
 from tests.frtc.test_tune import linear
 
 pytestmark = pytest.mark.gpu
+OPTIONS = CompileOptions(precision="bf16", prompt=72, steps=3, horizon=4)
 PRODUCTS = ("linear(", "gated_linear(", "linear_rope_qkv(", "linear_norm(")
 # Whatever arguments a launch has: a kernel that is given more than it takes does not see them.
 BROKEN = """
@@ -80,12 +81,12 @@ def config_of(name: str) -> tuple[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def plans(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Plans:
     folder = tmp_path_factory.mktemp("tune")
-    maker = Maker(folder, target.name)
+    write_checkpoint(folder / "ck", "openpi", "tiny", seed=1)
     paths = {name: folder / f"{name}.plan" for name in ("plain", "tuned", "others")}
     kept, losers = folder / "t.json", folder / "losers.json"
 
     def compiled(name: str, tuning: Tuning) -> None:
-        print(compile(folder / "ck", target.name, paths[name], maker.options, tuning=tuning).tuning)
+        print(compile(folder / "ck", target.name, paths[name], OPTIONS, tuning=tuning).tuning)
 
     compiled("plain", Tuning())
     compiled("tuned", Tuning(measure=True, file=kept, seconds=90.0))
@@ -146,8 +147,7 @@ def test_the_log_has_every_product_and_its_candidates(plans: Plans, target: Targ
 def test_the_same_tactics_make_the_same_plan(plans: Plans, target: Target, tmp_path: Path) -> None:
     folder = plans.plain.parent
     again = tmp_path / "again.plan"
-    options = Maker(tmp_path, target.name).options
-    report = compile(folder / "ck", target.name, again, options, tuning=Tuning(file=plans.tactics))
+    report = compile(folder / "ck", target.name, again, OPTIONS, tuning=Tuning(file=plans.tactics))
     assert report.plan_id == open_plan(plans.tuned).plan_id
 
 
