@@ -35,6 +35,7 @@ from frtc.work import GATHERS, ON_TENSOR_CORES
 
 FEW_ROWS = 64  # a product of at most so many rows waits for its weights, one of more for the tensor cores
 KINDS = ("product of few rows", "product", "attention", "moves data")
+MEASURED = "measured call"  # the label of calls whose time a tactic says
 LATENT_US = 3.0  # a launch takes about so long whatever it does: start, first bytes, last results; on an H200
 F32_FLOPS = 256 * 1.7e9  # of an SM in a second: 128 lanes of multiply-adds at the clock under load
 
@@ -93,7 +94,7 @@ class Priced:
     @property
     def label(self) -> str:
         """What a factor is fitted for: family and kind, or calls whose time a tactic says."""
-        return "measured call" if self.choice.pick.tactic else f"{self.choice.kernel.family} {kind_of(self.site)}"
+        return MEASURED if self.choice.pick.tactic else f"{self.choice.kernel.family} {kind_of(self.site)}"
 
     @property
     def cost_us(self) -> float:
@@ -141,6 +142,9 @@ class Estimate:
             notes = [f"PREDICTION. {where}; the factors are those of {fit.gpu}, {fit.source}"]
         else:
             notes = [f"{where}; the factors are fitted to {fit.gpu}, {fit.source}"]
+        guessed = sorted({c.label for c in calls} - fit.factors.keys() - {MEASURED})
+        if guessed:
+            notes.append(f"never measured, as their cost models say: {', '.join(guessed)}")
         if anew := sum(c.count for c in calls if not c.frozen):
             notes.append(f"{anew} of {sum(c.count for c in calls)} calls: kernels chosen anew, not the Plan's own")
         return Estimate(target, precision, parts, prediction, tuple(notes))

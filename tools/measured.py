@@ -31,7 +31,7 @@ def measured(results: Path) -> list[dict[str, Any]]:
     rows: dict[Key, dict[str, Any]] = {}
     for path in sorted(results.glob("gpu_*.json"), key=lambda p: p.stem):
         found = json.loads(path.read_text())
-        if target_of(str(found.get("device"))) and not path.stem.endswith("_tiny"):
+        if target_of(str(found.get("device"))) and not path.stem.endswith("_tiny") and "scale" not in path.stem:
             for key, values in _times(found) if path.stem.startswith("gpu_bench") else _accuracies(found):
                 rows.setdefault(key, {}).update(values)
     names = ("model", "precision", "family", "shape", "gpu")

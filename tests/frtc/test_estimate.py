@@ -29,6 +29,7 @@ from frtc.estimate import (
 )
 from frtc.kernels.catalog import CATALOG, NoKernel
 from frtc.kernels.spec import Operand, Site
+from frtc.kernels.tactic import Pick, Tactic
 from frtc.kernels.targets import load_targets
 from frtc.runtime.plan import Launch, Program
 from tests.frtc.in_memory import Made, Maker
@@ -135,6 +136,22 @@ def test_factors_and_gaps() -> None:
     call = replace(priced(TALL), count=4)
     (part,) = Estimate.of([call], load_targets()["hopper"], "bf16", {}, fit).parts
     assert part.expected_us == pytest.approx(4 * (2 * call.cost_us + 0.5)) and part.launches == 4
+
+
+def test_what_nobody_measured_is_named() -> None:
+    hopper = load_targets()["hopper"]
+    known = replace(PLAIN, factors={"baseline product": 1.1})
+    assert Estimate.of([priced(TALL)], hopper, "bf16", {}, known).notes[1:] == ()
+    (note,) = Estimate.of([priced(TALL), priced(FEW)], hopper, "bf16", {}, known).notes[1:]
+    assert note == "never measured, as their cost models say: baseline product of few rows"
+
+
+def test_a_tactic_says_what_its_call_takes() -> None:
+    call = priced(TALL)
+    tactic = Tactic("the site", call.choice.kernel.name, call.choice.config, 77.0)
+    timed = replace(call, choice=replace(call.choice, pick=Pick(0, tactic, "a file")), count=2)
+    (part,) = Estimate.of([timed], load_targets()["hopper"], "bf16", {}, replace(PLAIN, factors={"x y": 9.0})).parts
+    assert (timed.label, part.expected_us) == ("measured call", 154.0)
 
 
 # ---- whole inferences -----------------------------------------------------------------------------------------------
@@ -248,7 +265,7 @@ def test_a_plan_on_the_command_line(
     monkeypatch.setattr(command, "open_plan", lambda path, verify: plan)
     code, found = said(capsys, "some.plan")
     assert code == 0 and {r["target"] for r in found["refused"]} == {"orin", "a100"}
-    anew = {e["target"]: len(e["notes"]) > 1 for e in found["estimates"]}
+    anew = {e["target"]: "chosen anew" in e["notes"][-1] for e in found["estimates"]}
     assert anew == {"thor": True, "rtx5090": True, "rtx4090": True, "hopper": False}
     assert {e["precision"] for e in found["estimates"]} == {"fp8"}
     code, found = said(capsys, "some.plan", "--arch", "hopper,a100")
@@ -265,5 +282,6 @@ def test_the_table(maker: Maker, make: Make) -> None:
     lines = str(Estimate.of(calls, maker.target, "bf16", rounds_of_plan(program), PLAIN)).splitlines()
     assert lines[0].startswith("hopper, bf16: ") and lines[0].endswith(" ms expected")
     assert lines[1].split("  ")[1].strip() == "stage" and any(line.startswith("  denoise x 3 ") for line in lines)
-    assert lines[-2].split()[0] == "total" and "100%" in lines[-2]
-    assert lines[-1].endswith(": run on hardware; the factors are fitted to NVIDIA H200, no source")
+    assert lines[-3].split()[0] == "total" and "100%" in lines[-3]
+    assert lines[-2].endswith(": run on hardware; the factors are fitted to NVIDIA H200, no source")
+    assert lines[-1].startswith("  never measured, as their cost models say: baseline ")

@@ -93,3 +93,10 @@ def test_the_worst_step_of_all_prompts(tool: ModuleType, tmp_path: Path) -> None
     assert (third["precision"], third["velocity_error"], third["accuracy"]["commit"]) == ("w8a16", 0.03, "d")
     assert other["precision"] == "fp8" and other["velocity_error"] == 0.05
     assert row["velocity_error"] == 0.0149 and row["accuracy"]["commit"] == "d" and row["times"]["commit"] == "abc"
+
+
+def test_the_scale_bench_is_no_row(tool: ModuleType, tmp_path: Path) -> None:
+    """Its weights are no model's and its shapes have names of their own: bench/fit.py reads it."""
+    found = {"device": "NVIDIA H200", "rows": [{"label": "v2-p48-c50-s10 fp8", "device_us": {"p50": 1.0}}]}
+    (tmp_path / "gpu_scale.json").write_text(json.dumps(found))
+    assert tool.measured(tmp_path) == []
