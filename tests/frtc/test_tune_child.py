@@ -9,16 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frtc.codegen.dependences import span
 from frtc.codegen.nvrtc import Cubin
-from frtc.kernels.catalog import Choice
+from frtc.kernels.catalog import CATALOG, Choice
+from frtc.kernels.spec import Site
+from frtc.kernels.tactic import key_of
+from frtc.runtime import tensor_map
 from frtc.runtime.driver import Driver
 from frtc.runtime.plan import ARENA, STATE, WEIGHTS
 from frtc.tuning import chain as chaining
 from frtc.tuning.chain import Chain, chain_of, jobs_of
 from frtc.tuning.child import REPLAYS, SAMPLES, WARM_UP, Bench
 from frtc.tuning.inputs import values
-from frtc.tuning.questions import Question
+from frtc.tuning.questions import BEST, Question, worth_it
 from tests.frtc.test_tune import HOPPER, linear, question
+from tests.kernels.sites_policies import policy_sites
 from tests.runtime.null_driver import NullApi
 
 NBYTES = {"i32": 4, "f32": 4, "tensormap": 128}
@@ -107,3 +112,19 @@ def test_a_second_candidate_finds_the_operands_there() -> None:
     bench.measure(made(other, other.candidates[0]))
     assert api.calls["cuMemcpyHtoD"] > copies and bench.blocks[ARENA][1] > 0
     assert api.calls["cuMemAlloc"] - api.calls["cuMemFree"] == 3
+
+
+@pytest.mark.parametrize("site", {site.op: site for site in policy_sites()}.values(), ids=lambda site: site.op)
+def test_chains_of_every_op_stay_in_their_memory(site: Site) -> None:
+    """A site of each op that policies have, with all candidates that would be measured, tensor maps too."""
+    found = list(CATALOG.candidates(site, HOPPER, ("baseline", HOPPER.nvcc)))
+    chosen = min(found, key=lambda choice: choice.cost_us)
+    asked = Question(key_of(site), site, frozenset({1}), 1.0, worth_it(found, chosen, BEST))
+    for choice in asked.candidates:
+        chain = made(asked, choice)
+        for call in (chain.calls[0], chain.calls[-1]):
+            refs = [ref for ref in (*call.operands, *call.results) if ref is not None]
+            assert all(span(ref).end <= chain.spaces[ref.space] for ref in refs)
+            assert sum(call.scratch) <= chain.spaces[ARENA] and sum(call.counters) <= chain.spaces[STATE]
+            maps = [map for launch in call.launches for map in launch.tensormaps]
+            assert not [why for map in maps if (why := tensor_map.refuse(map, call))]
