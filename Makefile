@@ -9,7 +9,7 @@ ORACLE_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python
 MATRIX_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
 MATRIX_TORCH ?= 2.11.0
 
-.PHONY: setup demo test test-fast test-full test-matrix lint oracle-venv test-oracle gpu-kernels gpu-model gpu-bench gpu-all measured
+.PHONY: setup demo test test-fast test-full test-matrix lint oracle-venv test-oracle gpu-kernels gpu-model gpu-bench gpu-all gpu-scale fit measured
 
 setup: $(VENV)/done
 
@@ -88,3 +88,10 @@ gpu-all:
 # What `frtc models` says was measured: after every bench, from bench/results.
 measured: setup
 	$(RUN) tools/measured.py
+
+# How latency grows with views, chunk, budget and steps, and the cost models fitted to it: 18 configurations in 150 s.
+gpu-scale:
+	PYTHONPATH=. $(PYTHON) -m bench.gpu_scale
+
+fit: setup
+	$(RUN) -m bench.fit bench/results/gpu_scale.json --write

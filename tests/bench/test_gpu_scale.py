@@ -94,3 +94,27 @@ def test_one_configuration(precision: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(s["launches"] for s in row["stages"].values()) == row["graph_nodes"]
     assert row["stages"]["denoise"]["rounds"] == 3
     assert row["expected_us"] == pytest.approx(sum(s["expected_us"] for s in row["stages"].values()))
+
+
+@pytest.mark.gpu
+def test_one_configuration_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on the device, with a block so small that it is repeated there; what lies there is read back."""
+    monkeypatch.setattr(gpu_scale, "BLOCK", 1 << 16)
+    seen: list[tuple[Any, np.ndarray[Any, Any]]] = []
+
+    def filled(session: Any, exact: Any) -> None:
+        fill_weights(session, exact)
+        found = np.empty(session.program.weights_nbytes, np.uint8)
+        with session.driver.current():
+            session.driver.call("cuMemcpyDtoH", found.ctypes.data, session.addresses[WEIGHTS], found.nbytes)
+        seen.append((exact, found))
+
+    monkeypatch.setattr(gpu_scale, "fill_weights", filled)
+    case = Case(Shape("pi05", 1, 12, 10, "tiny", STATIC), steps=3)
+    row = measured(case, compiled(case, None, "cuda"), "cuda", REHEARSAL)
+    ((exact, found),) = seen
+    wanted = np.resize(ordinary(1 << 16), found.nbytes)
+    for offset, data in exact:
+        wanted[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+    assert np.array_equal(found, wanted)
+    assert 0 < row["stages"]["denoise"]["p50_us"] < row["device_us"]["max"] * 2
