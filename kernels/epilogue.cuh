@@ -12,6 +12,9 @@
 //                                        pack that Product.arguments() lists and the kernel's template-id spells out
 //   store(row, column, acc[8])           accumulators of columns column .. column + 7, a multiple of 8; rows and columns
 //                                        beyond the edges come too, and are not to be stored
+//   columns, row, store(..., Columns, Row)   the same in parts, for mainloops that ask for operands ahead of their use:
+//                                        Columns of eight columns, Row of eight columns of a row. VECTORS: whole() said
+//                                        that the columns of a tile exist and can be moved as vectors
 //   finish<THREADS, SHARES>(smem, m0)    by THREADS threads of the block, from 0 on, once, behind their last store: rows from
 //                                        m0 on of this column of tiles are stored, or one of SHARES shares of them. Other
 //                                        threads have ended or are about to. The block's dynamic shared memory is free,
@@ -20,6 +23,7 @@
 #pragma once
 
 #include "numeric.cuh"
+#include "vector.cuh"
 
 namespace frtc {
 
@@ -48,6 +52,27 @@ __device__ __forceinline__ bool vectors_ok(const T* p, int ld) {
 template <int N>
 __device__ __forceinline__ bool vectors_ok(const None*, int) {
     return true;
+}
+
+// N elements of an operand in registers, as they are stored; none where N is 0.
+template <typename T, int N>
+struct alignas(N == 0 ? 1 : N * sizeof(T) < 16 ? N * sizeof(T) : 16) Held {
+    T at[N];
+};
+template <typename T>
+struct Held<T, 0> {};
+
+// N elements from p + at, of which `left` exist. VECTORS: all do, at multiples of 16 bytes or of their own size.
+template <bool VECTORS, int N, typename T>
+__device__ __forceinline__ void hold(Held<T, N>& held, const T* p, long long at, int left) {
+    if constexpr (VECTORS && N > 0) {
+        constexpr int STEP = N < kVec<T> ? N : kVec<T>;
+#pragma unroll
+        for (int i = 0; i < N; i += STEP) *reinterpret_cast<Vec<T, STEP>*>(held.at + i) = *reinterpret_cast<const Vec<T, STEP>*>(p + at + i);
+    } else if constexpr (N > 0) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) held.at[i] = i < left ? p[at + i] : T{};
+    }
 }
 
 // Factors of the columns of the product: absent, one number, one for each column.
@@ -83,20 +108,79 @@ struct Epilogue {
                   vectors_ok<OUT>(this->gate, ld_gate) && vectors_ok<OUT>(this->y, ld_y) &&
                   (ALPHA != Alpha::each || vectors_ok<IN>(alpha, 0))) {}
 
-    __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN]) const {
+    struct Columns {
+        Held<float, ALPHA == Alpha::each ? IN : 0> alpha;
+        Held<Bias, kSame<Bias, None> ? 0 : OUT> bias;
+    };
+    struct Row {
+        Held<Residual, kSame<Residual, None> ? 0 : OUT> residual;
+        Held<Gate, kSame<Gate, None> ? 0 : OUT> gate;
+        float x_scale;
+    };
+
+    __device__ __forceinline__ bool whole(int column, int width) const { return vectors && column + width <= accumulators; }
+
+    template <bool VECTORS>
+    __device__ __forceinline__ Columns columns_at(int column) const {
+        Columns found;
+        hold<VECTORS>(found.alpha, alpha, column, accumulators - column);
+        hold<VECTORS>(found.bias, bias, column, columns - column);
+        return found;
+    }
+
+    template <bool VECTORS>
+    __device__ __forceinline__ Row row_at(int row, int column) const {
+        Row found = {};
+        if (row >= rows) return found;
+        const int left = columns - column;
+        const int gate_row = kSabotage == Sabotage::neighbour_gate && row > 0 ? row - 1 : row;
+        const int scale_row = kSabotage == Sabotage::neighbour_scale && row > 0 ? row - 1 : row;
+        hold<VECTORS>(found.residual, residual, static_cast<long long>(row) * ld_residual + column, left);
+        hold<VECTORS>(found.gate, gate, static_cast<long long>(gate_row) * ld_gate + column, left);
+        if constexpr (X_SCALE) found.x_scale = x_scale[static_cast<long long>(scale_row) * ld_x_scale];
+        return found;
+    }
+
+    template <bool VECTORS>
+    __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN], const Columns& of_columns,
+                                          const Row& of_row) const {
         const int first = GATED ? column / 2 : column;
-        if (row >= rows || first >= columns) return;
+        if (row >= rows || (!VECTORS && first >= columns)) return;
+        float v[IN], result[OUT];
+#pragma unroll
+        for (int i = 0; i < IN; ++i) {
+            v[i] = X_SCALE ? acc[i] * of_row.x_scale : acc[i];
+            if constexpr (ALPHA == Alpha::each) v[i] *= of_columns.alpha.at[i];
+            if constexpr (ALPHA == Alpha::one) v[i] *= alpha_one;
+        }
+#pragma unroll
+        for (int i = 0; i < OUT; ++i) {
+            if constexpr (GATED) {
+                result[i] = activate<ACT>(v[2 * i]) * v[2 * i + 1];
+            } else {
+                if constexpr (!kSame<Bias, None>) v[i] += to_f32(of_columns.bias.at[i]);
+                result[i] = activate<ACT>(v[i]);
+                if constexpr (!kSame<Gate, None>) result[i] *= to_f32(of_row.gate.at[i]);
+                if constexpr (!kSame<Residual, None>) result[i] += to_f32(of_row.residual.at[i]);
+            }
+            if constexpr (SCALED_OUT) result[i] *= inv;
+        }
         Out* const to = y + static_cast<long long>(row) * ld_y + first;
-        float result[OUT];
-        if (vectors && first + OUT <= columns) {
-            compute<true>(result, acc, row, column);
+        if constexpr (VECTORS) {
             store_f32(to, result);
         } else {
-            compute<false>(result, acc, row, column);
 #pragma unroll
             for (int i = 0; i < OUT; ++i) {
                 if (first + i < columns) to[i] = from_f32<Out>(result[i]);
             }
+        }
+    }
+
+    __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN]) const {
+        if (whole(column, IN)) {
+            store<true>(row, column, acc, columns_at<true>(column), row_at<true>(row, column));
+        } else {
+            store<false>(row, column, acc, columns_at<false>(column), row_at<false>(row, column));
         }
     }
 
@@ -110,58 +194,6 @@ private:
     }
     __device__ __forceinline__ static const None* at(const None* p, long long) { return p; }
 
-    template <bool VECTORS>
-    __device__ __forceinline__ void compute(float (&out)[OUT], const float (&unscaled)[IN], int row, int column) const {
-        float acc[IN];
-        scale<VECTORS>(acc, unscaled, row, column);
-        if constexpr (GATED) {
-#pragma unroll
-            for (int i = 0; i < OUT; ++i) out[i] = activate<ACT>(acc[2 * i]) * acc[2 * i + 1];
-        } else {
-            const int gate_row = kSabotage == Sabotage::neighbour_gate && row > 0 ? row - 1 : row;
-            const int left = columns - column;
-            float b[OUT], g[OUT], r[OUT];
-            fetch<VECTORS>(b, bias, column, 0.0f, left);
-            fetch<VECTORS>(g, gate, static_cast<long long>(gate_row) * ld_gate + column, 1.0f, left);
-            fetch<VECTORS>(r, residual, static_cast<long long>(row) * ld_residual + column, 0.0f, left);
-#pragma unroll
-            for (int i = 0; i < OUT; ++i) out[i] = r[i] + g[i] * activate<ACT>(acc[i] + b[i]);
-        }
-        if constexpr (SCALED_OUT) {
-#pragma unroll
-            for (int i = 0; i < OUT; ++i) out[i] *= inv;
-        }
-    }
-
-    template <bool VECTORS>
-    __device__ __forceinline__ void scale(float (&acc)[IN], const float (&unscaled)[IN], int row, int column) const {
-        const int scale_row = kSabotage == Sabotage::neighbour_scale && row > 0 ? row - 1 : row;
-        const float of_row = X_SCALE ? x_scale[static_cast<long long>(scale_row) * ld_x_scale] : 1.0f;
-        float of_column[IN];
-        if constexpr (ALPHA == Alpha::each) fetch<VECTORS>(of_column, alpha, column, 1.0f, accumulators - column);
-#pragma unroll
-        for (int i = 0; i < IN; ++i) {
-            acc[i] = X_SCALE ? unscaled[i] * of_row : unscaled[i];
-            if constexpr (ALPHA == Alpha::each) acc[i] *= of_column[i];
-            if constexpr (ALPHA == Alpha::one) acc[i] *= alpha_one;
-        }
-    }
-
-    // N elements from p + at, of which `left` exist; `absent` for the others, and where there is no operand.
-    template <bool VECTORS, int N, typename T>
-    __device__ __forceinline__ static void fetch(float (&out)[N], const T* p, long long at, float absent, int left) {
-        if constexpr (VECTORS) {
-            load_f32(out, p + at);
-        } else {
-#pragma unroll
-            for (int i = 0; i < N; ++i) out[i] = i < left ? to_f32(p[at + i]) : absent;
-        }
-    }
-    template <bool VECTORS, int N>
-    __device__ __forceinline__ static void fetch(float (&out)[N], const None*, long long, float absent, int) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) out[i] = absent;
-    }
 };
 
 }  // namespace frtc

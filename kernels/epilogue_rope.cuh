@@ -41,39 +41,62 @@ struct RopeEpilogue {
                   (ALPHA != Alpha::each || vectors_ok<IN>(alpha, 0)) && vectors_ok<PAIRS>(q, q_head | q_row) &&
                   vectors_ok<PAIRS>(k, k_head | k_row) && vectors_ok<IN>(v, v_head | v_row)) {}
 
-    __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN]) const {
-        if (row >= rows || column >= columns) return;
-        if (vectors) {
-            place<true>(row, column, acc);
-        } else {
-            place<false>(row, column, acc);
-        }
+    struct Columns {
+        Held<float, ALPHA == Alpha::each ? IN : 0> alpha;
+        Held<Bias, kSame<Bias, None> ? 0 : IN> bias;
+    };
+    struct Row {
+        Held<Angle, PAIRS> cos, sin;
+        float x_scale;
+    };
+
+    __device__ __forceinline__ bool whole(int column, int width) const { return vectors && column + width <= columns; }
+
+    template <bool VECTORS>
+    __device__ __forceinline__ Columns columns_at(int column) const {
+        Columns found;
+        hold<VECTORS>(found.alpha, alpha, column, columns - column);
+        hold<VECTORS>(found.bias, bias, column, columns - column);
+        return found;
     }
 
-    template <int THREADS, int SHARES = 1>
-    __device__ __forceinline__ void finish(unsigned char*, int) const {}
-
-private:
     template <bool VECTORS>
-    __device__ __forceinline__ void place(int row, int column, const float (&acc)[IN]) const {
+    __device__ __forceinline__ Row row_at(int row, int column) const {
+        Row found = {};
+        if (row >= rows || column >= columns) return found;
+        if constexpr (X_SCALE) found.x_scale = x_scale[static_cast<long long>(row) * ld_x_scale];
+        if (column / D >= turned) return found;
+#ifdef FRTC_SABOTAGE_NEIGHBOUR_ANGLE
+        const long long position = row > 0 ? row - 1 : row;
+#else
+        const long long position = row;
+#endif
+        hold<VECTORS>(found.cos, cos, position * ld_cos + column % D / 2, PAIRS);
+        hold<VECTORS>(found.sin, sin, position * ld_sin + column % D / 2, PAIRS);
+        return found;
+    }
+
+    template <bool VECTORS>
+    __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN], const Columns& of_columns,
+                                          const Row& of_row) const {
+        if (row >= rows || column >= columns) return;
         const int head = column / D, at = column % D;
         const long long r = row;
         float x[IN];
-        scaled<VECTORS>(x, acc, row, column);
+#pragma unroll
+        for (int i = 0; i < IN; ++i) {
+            x[i] = X_SCALE ? acc[i] * of_row.x_scale : acc[i];
+            if constexpr (ALPHA == Alpha::each) x[i] *= of_columns.alpha.at[i];
+            if constexpr (ALPHA == Alpha::one) x[i] *= alpha_one;
+            if constexpr (!kSame<Bias, None>) x[i] += to_f32(of_columns.bias.at[i]);
+        }
         if (head >= turned) {
             put<VECTORS>(v + static_cast<long long>(head - turned) * v_head + r * v_row + at, x);
             return;
         }
         Out* const to = (head < heads ? q + static_cast<long long>(head) * q_head + r * q_row
                                       : k + static_cast<long long>(head - heads) * k_head + r * k_row) + at / 2;
-#ifdef FRTC_SABOTAGE_NEIGHBOUR_ANGLE
-        const long long position = r > 0 ? r - 1 : r;
-#else
-        const long long position = r;
-#endif
-        float c[PAIRS], s[PAIRS], first[PAIRS], second[PAIRS];
-        get<VECTORS>(c, cos + position * ld_cos + at / 2);
-        get<VECTORS>(s, sin + position * ld_sin + at / 2);
+        float first[PAIRS], second[PAIRS];
 #pragma unroll
         for (int i = 0; i < PAIRS; ++i) {
 #ifdef FRTC_SABOTAGE_SWAPPED_PAIR
@@ -81,37 +104,26 @@ private:
 #else
             const float x1 = x[2 * i], x2 = x[2 * i + 1];
 #endif
-            first[i] = x1 * c[i] - x2 * s[i];
-            second[i] = x2 * c[i] + x1 * s[i];
+            const float c = to_f32(of_row.cos.at[i]), s = to_f32(of_row.sin.at[i]);
+            first[i] = x1 * c - x2 * s;
+            second[i] = x2 * c + x1 * s;
         }
         put<VECTORS>(to, first);
         put<VECTORS>(to + D / 2, second);
     }
 
-    template <bool VECTORS>
-    __device__ __forceinline__ void scaled(float (&x)[IN], const float (&acc)[IN], int row, int column) const {
-        const float of_row = X_SCALE ? x_scale[static_cast<long long>(row) * ld_x_scale] : 1.0f;
-        float factor[IN], shift[IN];
-        if constexpr (ALPHA == Alpha::each) get<VECTORS>(factor, alpha + column);
-        if constexpr (!kSame<Bias, None>) get<VECTORS>(shift, bias + column);
-#pragma unroll
-        for (int i = 0; i < IN; ++i) {
-            x[i] = X_SCALE ? acc[i] * of_row : acc[i];
-            if constexpr (ALPHA != Alpha::none) x[i] *= ALPHA == Alpha::each ? factor[i] : alpha_one;
-            if constexpr (!kSame<Bias, None>) x[i] += shift[i];
-        }
-    }
-
-    template <bool VECTORS, int N, typename T>
-    __device__ __forceinline__ static void get(float (&out)[N], const T* p) {
-        if constexpr (VECTORS) {
-            load_f32(out, p);
+    __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN]) const {
+        if (vectors) {
+            store<true>(row, column, acc, columns_at<true>(column), row_at<true>(row, column));
         } else {
-#pragma unroll
-            for (int i = 0; i < N; ++i) out[i] = to_f32(p[i]);
+            store<false>(row, column, acc, columns_at<false>(column), row_at<false>(row, column));
         }
     }
 
+    template <int THREADS, int SHARES = 1>
+    __device__ __forceinline__ void finish(unsigned char*, int) const {}
+
+private:
     template <bool VECTORS, int N>
     __device__ __forceinline__ static void put(Out* p, const float (&values)[N]) {
         if constexpr (VECTORS) {

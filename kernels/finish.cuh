@@ -14,6 +14,8 @@
 //   w, b   go to shared memory in every block while it waits for its count: in the last one they are then at hand
 //   moves  2 N bytes a row from L2 through one SM, and its arithmetic: about 0.1 clocks an element. That is why tall
 //          panels are left to launches of their own (smxx_finish_gemm.py)
+//   SPREAD  every block of a panel waits until all of them have stored, then each finishes some rows. All blocks of the
+//          launch must be on SMs at once. The counter counts them again as they go on; the last one makes it zero
 #pragma once
 
 #include "epilogue.cuh"
@@ -59,24 +61,25 @@ struct RowFinish {
         cp_async_commit();
     }
 
-    // `count` rows from row0 on, by the whole block, in its SMEM bytes of shared memory, which begin with w and b.
-    template <int THREADS, int SMEM>
-    __device__ __forceinline__ void panel(u8* smem, int row0, int count) const {
+    // Every step-th of `count` rows from row0 on, beginning with `first`, by a warp; TOGETHER of them at a time. The SMEM
+    // bytes of shared memory, which begin with w and b, are shared by the warps.
+    template <int THREADS, int SMEM, int TOGETHER>
+    __device__ __forceinline__ void panel(u8* smem, int row0, int count, int first, int step) const {
         constexpr int WARPS = THREADS / 32, FIT = (SMEM - W_BYTES - B_BYTES) / WARPS / ROW_BYTES;
-        constexpr int R = FIT < 2 ? 1 : 2, SLOTS = FIT / R * R;
+        constexpr int R = FIT < TOGETHER ? 1 : TOGETHER, SLOTS = FIT / R * R;
         static_assert(FIT > 0, "a warp has room for a row");
         u8* const own = smem + W_BYTES + B_BYTES + threadIdx.x / 32 * (SLOTS * ROW_BYTES);
-        for (int first = threadIdx.x / 32; first < count; first += WARPS * SLOTS) {
-            const int mine = min(SLOTS, (count - first + WARPS - 1) / WARPS);
+        for (; first < count; first += step * SLOTS) {
+            const int mine = min(SLOTS, (count - first + step - 1) / step);
             for (int i = 0; i < mine; ++i) {
-                const i64 row = row0 + first + i * WARPS;
+                const i64 row = row0 + first + i * step;
                 fetch<32>(reinterpret_cast<S*>(own + i * ROW_BYTES), s + row * ld_s, lane());
             }
             cp_async_commit();
             cp_async_wait<0>();
             __syncwarp();
             for (int i = 0; i < mine; i += R)
-                make<R, WARPS>(smem, reinterpret_cast<const S*>(own + i * ROW_BYTES), row0 + first + i * WARPS, mine - i);
+                make<R>(smem, reinterpret_cast<const S*>(own + i * ROW_BYTES), row0 + first + i * step, step, mine - i);
             __syncwarp();  // all lanes have read what the next rows overwrite
         }
     }
@@ -99,9 +102,9 @@ private:
         }
     }
 
-    // y of R rows, STEP rows apart, that lie one behind the other in shared memory; the first `live` of them exist.
-    template <int R, int STEP>
-    __device__ __forceinline__ void make(const u8* vectors, const S* at, int row, int live) const {
+    // y of R rows, `step` rows apart, that lie one behind the other in shared memory; the first `live` of them exist.
+    template <int R>
+    __device__ __forceinline__ void make(const u8* vectors, const S* at, int row, int step, int live) const {
         float mean[R] = {}, unit[R], out[R];
         if constexpr (NORMED) {
             if constexpr (CENTERED) means(mean, at);
@@ -116,14 +119,14 @@ private:
                 for (int j = 0; j < VEC; ++j) top[r] = max(top[r], j < left(g) ? magnitude(v[j]) : 0u);
             });
 #pragma unroll
-            for (int r = 0; r < R; ++r) out[r] = of_row(top[r], row + r * STEP, r < live);
+            for (int r = 0; r < R; ++r) out[r] = of_row(top[r], row + r * step, r < live);
         }
         each(vectors, at, mean, unit, [&](int g, int r, float(&v)[VEC]) {
             if constexpr (SCALED) {
 #pragma unroll
                 for (int j = 0; j < VEC; ++j) v[j] *= out[r];
             }
-            if (r < live) store_some<VEC>(y + static_cast<i64>(row + r * STEP) * ld_y + g * VEC, v, left(g));
+            if (r < live) store_some<VEC>(y + static_cast<i64>(row + r * step) * ld_y + g * VEC, v, left(g));
         });
     }
 

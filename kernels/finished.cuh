@@ -10,7 +10,7 @@
 
 namespace frtc {
 
-template <typename EPILOGUE, int BM, int SMEM, int N, typename S, typename Y, bool kPerRow, typename NORM>
+template <typename EPILOGUE, int BM, int SMEM, int N, typename S, typename Y, bool kPerRow, typename NORM, bool SPREAD = false>
 class Finished {
     using Rows = RowFinish<N, S, Y, kPerRow, NORM>;
 
@@ -26,10 +26,27 @@ public:
           rows{s + batch * batch_s, w, b, y + batch * batch_y, kPerRow ? scale + batch * batch_scale : nullptr, m, ld_s,
                ld_y, ld_scale, Rows::SCALED && !kPerRow ? *inv : 1.0f, eps, offset} {}
 
+    using Columns = typename EPILOGUE::Columns;
+    using Row = typename EPILOGUE::Row;
+
+    __device__ __forceinline__ bool whole(int column, int width) const { return epilogue.whole(column, width); }
+
+    template <bool VECTORS>
+    __device__ __forceinline__ Columns columns_at(int column) const {
+        return epilogue.template columns_at<VECTORS>(column);
+    }
+    template <bool VECTORS>
+    __device__ __forceinline__ Row row_at(int row, int column) const {
+        return epilogue.template row_at<VECTORS>(row, column);
+    }
+    template <bool VECTORS>
+    __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN], const Columns& of_columns,
+                                          const Row& of_row) const {
+        linger();
+        epilogue.template store<VECTORS>(row, column, acc, of_columns, of_row);
+    }
     __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN]) const {
-#if defined(FRTC_SABOTAGE_LATE_TILE) || defined(FRTC_SABOTAGE_EARLY_PANEL)
-        if (blockIdx.y == 0) __nanosleep(20000);
-#endif
+        linger();
         epilogue.store(row, column, acc);
     }
 
@@ -43,13 +60,35 @@ public:
 #endif
         __syncthreads();  // all stores of the block are made, and its shared memory is free
         rows.template prepare<THREADS>(smem);
-        const u32 count = threadIdx.x == 0 ? atomic_add_acq_rel(arrived + blockIdx.x, 1) + 1 : 0;
-        if (count == all) arrived[blockIdx.x] = 0;
-        cp_async_wait<0>();
-        if (__syncthreads_or(count == enough)) rows.template panel<THREADS, SMEM>(smem, m0, min(BM, rows.rows - m0));
+        const int count = min(BM, rows.rows - m0);
+        u32* const counter = arrived + blockIdx.x;
+        if constexpr (SPREAD) {
+            if (threadIdx.x == 0) {
+                for (u32 seen = atomic_add_acq_rel(counter, 1) + 1; seen < enough; seen = load_acquire(counter)) {
+                }
+            }
+            cp_async_wait<0>();
+            __syncthreads();
+            const int block = blockIdx.y + gridDim.y * (SHARES > 1 ? blockIdx.z : 0), warp = threadIdx.x / 32;
+            rows.template panel<THREADS, SMEM, 1>(smem, m0, count, block + static_cast<int>(all) * warp, all * (THREADS / 32));
+            if (threadIdx.x == 0 && atomic_add_acq_rel(counter, 1) + 1 == 2 * all) *counter = 0;
+        } else {
+            const u32 seen = threadIdx.x == 0 ? atomic_add_acq_rel(counter, 1) + 1 : 0;
+            if (seen == all) *counter = 0;
+            cp_async_wait<0>();
+            if (__syncthreads_or(seen == enough)) {
+                rows.template panel<THREADS, SMEM, 2>(smem, m0, count, threadIdx.x / 32, THREADS / 32);
+            }
+        }
     }
 
 private:
+    __device__ __forceinline__ static void linger() {
+#if defined(FRTC_SABOTAGE_LATE_TILE) || defined(FRTC_SABOTAGE_EARLY_PANEL)
+        if (blockIdx.y == 0) __nanosleep(20000);
+#endif
+    }
+
     EPILOGUE epilogue;
     u32* arrived;  // one counter for each panel of the batch
     Rows rows;

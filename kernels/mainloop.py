@@ -29,7 +29,11 @@ class Tile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mainloop:
-    """What a kernel over this mainloop asks it. header: what the names of its device files begin with."""
+    """What a kernel over this mainloop asks it.
+
+    header     what the names of its device files begin with
+    together   whether all blocks that store are on SMs at once, so that they can wait for each other
+    """
 
     family: str
     header: str
@@ -40,3 +44,4 @@ class Mainloop:
     stage: Callable[[Product, Any, Target, str, Sequence[Argument]], Stage]
     scratch: Callable[[Product, Any], int]
     counters: Callable[[Product, Any], int]
+    together: Callable[[Product, Any, Target], bool] = lambda p, tile, target: False

@@ -136,6 +136,12 @@ __device__ __forceinline__ u32 atomic_add_acq_rel(u32* counter, u32 value) {
     return old;
 }
 
+__device__ __forceinline__ u32 load_acquire(const u32* counter) {
+    u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+    return value;
+}
+
 // ---- programmatic dependent launch ----------------------------------------------------------------------------------
 
 // A launch may begin before those it depends on have ended (an "early" launch of a Plan). The kernel then waits itself:

@@ -38,10 +38,13 @@ struct WgmmaTile {
     static constexpr int WM = 64 * BLOCKS, BM = WM * (PARTS == Parts::rows ? WARPGROUPS : 1);
     static constexpr int BN = WN * (PARTS == Parts::columns ? WARPGROUPS : 1);
     static constexpr int CONSUMERS = 128 * WARPGROUPS;
-    // 128 accumulators and more: the fifth warp of each four leaves 168 registers, so the producer is a warpgroup, too, and
-    // gives up its own.
-    static constexpr bool UNEVEN = BLOCKS * WN >= 256 && WARPGROUPS == 2;
+    // Beside several warpgroups a single warp would leave each thread 168 or 128 registers. So the producer is a warpgroup,
+    // too, and gives up most of its share.
+    static constexpr bool UNEVEN = WARPGROUPS > 1;
+    static constexpr int REGISTERS = WARPGROUPS == 1 ? 255 : WARPGROUPS == 2 ? 232 : 152;
+    static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : 56;
     static constexpr int THREADS = CONSUMERS + (UNEVEN ? 128 : 32);
+    static constexpr int SUMS = BLOCKS * WN / 2;  // registers of a thread
     static constexpr int ROW = 128, STAGE_BYTES = (BM + BN) * ROW, RING = STAGES * STAGE_BYTES;
     // What the other blocks of a cluster send: their sums of this block's columns.
     static constexpr int RECEIVED = SPLIT == 1 ? 0 : (SPLIT - 1) * BM * (BN / SPLIT) * 4;
@@ -199,23 +202,54 @@ __device__ __forceinline__ void neighbours(float (&v)[8], const float (&acc)[TIL
     if constexpr (!PERMUTED) exchange(v);
 }
 
-// Calls f(row, column, v) for the thread's accumulators, eight columns at a time; row and column count from the tile's corner.
-template <typename TILE, bool PERMUTED, typename F>
-__device__ __forceinline__ void each_eight(const WgmmaSums<TILE>& acc, const F& f) {
-    const int part = TILE::PARTS == Parts::turns ? 0 : threadIdx.x / 128, lane = threadIdx.x % 32;
-    const int row0 = (TILE::PARTS == Parts::rows ? part * TILE::WM : 0) + threadIdx.x % 128 / 32 * 16 + lane / 4;
-    const int column0 = (TILE::PARTS == Parts::columns ? part * TILE::WN : 0) + lane % 4 * 8;
+// The thread's accumulators, eight columns of a row at a time, in `COUNT` units: blocks and halves of rows fastest.
+template <typename TILE>
+struct Eights {
+    static constexpr int OF_COLUMNS = 2 * TILE::BLOCKS, COUNT = OF_COLUMNS * (TILE::WN / 32);
+    int row0, column0;  // from the tile's corner
+
+    __device__ __forceinline__ Eights() {
+        const int part = TILE::PARTS == Parts::turns ? 0 : threadIdx.x / 128, lane = threadIdx.x % 32;
+        row0 = (TILE::PARTS == Parts::rows ? part * TILE::WM : 0) + threadIdx.x % 128 / 32 * 16 + lane / 4;
+        column0 = (TILE::PARTS == Parts::columns ? part * TILE::WN : 0) + lane % 4 * 8;
+    }
+    __device__ __forceinline__ int row(int unit) const { return row0 + unit % OF_COLUMNS / 2 * 64 + unit % 2 * 8; }
+    __device__ __forceinline__ int column(int unit) const { return column0 + unit / OF_COLUMNS * 32; }
+
+    template <bool PERMUTED>
+    __device__ __forceinline__ static void get(float (&v)[8], const WgmmaSums<TILE>& acc, int unit) {
+        neighbours<TILE, PERMUTED>(v, acc[unit % OF_COLUMNS / 2], unit / OF_COLUMNS, unit % 2);
+    }
+};
+
+// How many rows' operands fit in the registers that accumulators and addresses leave; at most MOST.
+template <typename TILE, typename EPILOGUE, bool VECTORS, int MOST>
+inline constexpr int kAhead = [] {
+    const int left = TILE::REGISTERS - TILE::SUMS - 104, fit = left / static_cast<int>((sizeof(typename EPILOGUE::Row) + 3) / 4);
+    const int most = Eights<TILE>::COUNT < MOST ? Eights<TILE>::COUNT : MOST;
+    return !VECTORS || fit < 1 ? 1 : fit < most ? fit : most;
+}();
+
+// Everything of a tile. Operands of the epilogue are asked for some units ahead of their use.
+template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
+__device__ __forceinline__ void store_tile(const WgmmaSums<TILE>& acc, const EPILOGUE& epilogue, int m0, int n0) {
+    using Units = Eights<TILE>;
+    constexpr int AHEAD = kAhead<TILE, EPILOGUE, VECTORS, 6>;
+    const Units units;
+    typename EPILOGUE::Row rows[AHEAD];
+    typename EPILOGUE::Columns columns;
 #pragma unroll
-    for (int b = 0; b < TILE::BLOCKS; ++b) {
+    for (int u = 0; u < AHEAD; ++u) rows[u] = epilogue.template row_at<VECTORS>(m0 + units.row(u), n0 + units.column(u));
 #pragma unroll
-        for (int J = 0; J < TILE::WN / 32; ++J) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float v[8];
-                neighbours<TILE, PERMUTED>(v, acc[b], J, half);
-                f(row0 + 64 * b + 8 * half, column0 + 32 * J, v);
-            }
+    for (int u = 0; u < Units::COUNT; ++u) {
+        if (u % Units::OF_COLUMNS == 0) columns = epilogue.template columns_at<VECTORS>(n0 + units.column(u));
+        const typename EPILOGUE::Row row = rows[u % AHEAD];
+        if (u + AHEAD < Units::COUNT) {
+            rows[u % AHEAD] = epilogue.template row_at<VECTORS>(m0 + units.row(u + AHEAD), n0 + units.column(u + AHEAD));
         }
+        float v[8];
+        Units::template get<PERMUTED>(v, acc, u);
+        epilogue.template store<VECTORS>(m0 + units.row(u), n0 + units.column(u), v, columns, row);
     }
 }
 
@@ -227,38 +261,59 @@ __device__ __forceinline__ u32 received_at(u32 base, int sender, int row, int co
     return base + ((sender * (TILE::BN / 8 / TILE::SPLIT) + group) * 2 + quarter) * (TILE::BM * 16) + row * 16;
 }
 
-// Sends the sums of columns that belong to other blocks of the cluster, and stores this block's own, when all are there.
-template <typename TILE, bool PERMUTED, typename EPILOGUE>
-__device__ __forceinline__ void reduce(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0, int n0,
-                                       int M) {
+// Sends the sums of columns that belong to other blocks of the cluster.
+template <typename TILE, bool PERMUTED>
+__device__ __forceinline__ void send_sums(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, int m0, int M) {
+    const Eights<TILE> units;
     const int rank = blockIdx.z;
-    each_eight<TILE, PERMUTED>(acc, [&](int row, int column, const float(&v)[8]) {
-        const int owner = column / 8 % TILE::SPLIT;
-        if (owner == rank || m0 + row >= M) return;
+#pragma unroll
+    for (int u = 0; u < Eights<TILE>::COUNT; ++u) {
+        float v[8];
+        Eights<TILE>::template get<PERMUTED>(v, acc, u);
+        const int row = units.row(u), column = units.column(u), owner = column / 8 % TILE::SPLIT;
+        if (owner == rank || m0 + row >= M) continue;
         const u32 there = cluster_address(ring.received, owner), barrier = cluster_address(ring.sums, owner);
         const int sender = rank < owner ? rank : rank - 1;
         store_async(received_at<TILE>(there, sender, row, column, 0), barrier, v[0], v[1], v[2], v[3]);
         store_async(received_at<TILE>(there, sender, row, column, 1), barrier, v[4], v[5], v[6], v[7]);
-    });
+    }
+}
+
+// Stores this block's own columns once the sums of the other blocks are there.
+template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
+__device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0,
+                                           int n0, int M) {
+    constexpr int COUNT = Eights<TILE>::COUNT;
+    constexpr bool AHEAD = kAhead<TILE, EPILOGUE, VECTORS, COUNT> == COUNT;  // all of them, while the sums travel
+    const Eights<TILE> units;
+    const int rank = blockIdx.z;
+    const auto mine = [&](int u) { return units.column(u) / 8 % TILE::SPLIT == rank && m0 + units.row(u) < M; };
+    typename EPILOGUE::Row rows[AHEAD ? COUNT : 1];
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u) {
+        if (AHEAD && mine(u)) rows[u] = epilogue.template row_at<VECTORS>(m0 + units.row(u), n0 + units.column(u));
+    }
     barrier_wait(ring.sums, 0);
-    each_eight<TILE, PERMUTED>(acc, [&](int row, int column, const float(&own)[8]) {
-        if (column / 8 % TILE::SPLIT != rank || m0 + row >= M) return;
-        float sum[8] = {};
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u) {
+        float own[8], sum[8] = {};
+        Eights<TILE>::template get<PERMUTED>(own, acc, u);
+        if (!mine(u)) continue;
+        const int row = units.row(u), column = units.column(u);
 #pragma unroll
         for (int block = 0; block < TILE::SPLIT; ++block) {
-            float v[8];
             const int sender = block < rank ? block : block - 1;
 #pragma unroll
             for (int q = 0; q < 2; ++q) {
                 const float4 four = block == rank ? make_float4(own[4 * q], own[4 * q + 1], own[4 * q + 2], own[4 * q + 3])
                                                   : load_shared_f32x4(received_at<TILE>(ring.received, sender, row, column, q));
-                v[4 * q] = four.x, v[4 * q + 1] = four.y, v[4 * q + 2] = four.z, v[4 * q + 3] = four.w;
+                sum[4 * q] += four.x, sum[4 * q + 1] += four.y, sum[4 * q + 2] += four.z, sum[4 * q + 3] += four.w;
             }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) sum[i] += v[i];
         }
-        epilogue.store(m0 + row, n0 + column, sum);
-    });
+        if constexpr (!AHEAD) rows[0] = epilogue.template row_at<VECTORS>(m0 + row, n0 + column);
+        epilogue.template store<VECTORS>(m0 + row, n0 + column, sum, epilogue.template columns_at<VECTORS>(n0 + column),
+                                         rows[AHEAD ? u : 0]);
+    }
 }
 
 // Barriers of the ring: full counts the producer and its bytes, empty the warpgroups that have read; sums the bytes of the
@@ -288,10 +343,10 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
     if constexpr (TILE::SPLIT > 1) cluster_arrive_relaxed();
 
     if (threadIdx.x >= TILE::CONSUMERS) {
-        if constexpr (TILE::UNEVEN) registers_down<40>();  // 40 + 2 x 232 <= 512, a 128th of the SM's
+        if constexpr (TILE::UNEVEN) registers_down<TILE::PRODUCER_REGISTERS>();
         if (threadIdx.x == TILE::CONSUMERS) produce<TILE, T, PERMUTED>(ring, x, w, rows, M, N, k_chunks);
     } else {
-        if constexpr (TILE::UNEVEN) registers_up<232>();
+        if constexpr (TILE::UNEVEN) registers_up<TILE::REGISTERS>();
         grid_wait();
         const EPILOGUE epilogue(M, N, 0, of_epilogue...);
         const Work<TILE> work(M, N, k_chunks, rows);
@@ -316,10 +371,16 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
             }
             if constexpr (TILE::SPLIT > 1) {
                 cluster_wait();
-                reduce<TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
+                send_sums<TILE, PERMUTED>(acc, ring, m0, M);
+                if (epilogue.whole(n0, TILE::BN)) {
+                    store_sums<true, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
+                } else {
+                    store_sums<false, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
+                }
+            } else if (epilogue.whole(n0, TILE::BN)) {
+                store_tile<true, TILE, PERMUTED>(acc, epilogue, m0, n0);
             } else {
-                each_eight<TILE, PERMUTED>(
-                    acc, [&](int row, int column, const float(&v)[8]) { epilogue.store(m0 + row, n0 + column, v); });
+                store_tile<false, TILE, PERMUTED>(acc, epilogue, m0, n0);
             }
             if constexpr (!TILE::PERSISTENT) {
                 epilogue.template finish<TILE::CONSUMERS, TILE::SPLIT>(unaligned + (base - start), m0);

@@ -27,14 +27,11 @@ SHAPES = (
     (3, 128, "turns", 2),  # 192 x 128: 560 rows are 2.92 tiles; many tiles, each stored while the next is multiplied
     (2, 128, "turns", 2),
     (1, 256, "turns", 2),  # 64 x 256
-    (2, 128, "rows", 2),  # 256 x 128
-    (1, 256, "rows", 2),  # 128 x 256
     (1, 192, "rows", 2),
     (1, 160, "rows", 2),
     (1, 128, "rows", 2),
     (1, 96, "rows", 2),
     (1, 64, "rows", 2),
-    (1, 128, "rows", 3),  # 192 x 128
     (1, 96, "rows", 3),
     (1, 64, "rows", 3),
     (1, 128, "columns", 2),  # 64 x 256
@@ -101,8 +98,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        uneven = self.blocks * self.wn >= 256 and self.warpgroups == 2
-        return 128 * self.warpgroups + (128 if uneven else 32)
+        return 128 * self.warpgroups + (128 if self.warpgroups > 1 else 32)
 
     @property
     def stage_bytes(self) -> int:
@@ -185,6 +181,8 @@ def _fitted(tile: Tile, p: Product, target: Target) -> Tile | None:
     """With as many stages as fit and are of use; None where those are too few."""
     if tile.split > 1 and (tile.parts != "rows" or tile.bn % (8 * tile.split)):
         return None  # each block of a cluster stores columns of its own
+    if tile.split > 1 and tile.blocks * tile.wn >= 192:
+        return None  # 96 accumulators leave too few registers for the sums of others: ptxas spills
     room = target.smem_per_block - tile.smem
     stages = min(room // (tile.stage_bytes + 16), MOST_STAGES)
     wanted = math.ceil(chunks_of(p) / tile.split) * (2 if tile.persistent else 1)
@@ -284,7 +282,16 @@ def _permuted_map(matrix: Matrix, rows: int, k: int, box: int) -> TensorMap:
     return TensorMap(of, matrix.dtype, extents, strides, (ROW // size, 2, 4, 4, box // GROUP), ROW)
 
 
+def nothing(p: Product, tile: Tile) -> int:
+    """Scratch and counters: partial sums stay in the clusters' shared memory."""
+    return 0
+
+
+def together(p: Product, tile: Tile, target: Target) -> bool:
+    return math.prod(tile.tiles(p)) * tile.split <= min(target.sms, CLUSTERED[tile.split])
+
+
 MAINLOOP = Mainloop(
-    FAMILY, "sm90", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, lambda p, tile: 0, lambda p, tile: 0
+    FAMILY, "sm90", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, nothing, nothing, together
 )  # fmt: skip
 KERNELS = tuple(Kernel(name, op, FAMILY, refuse, configs, cost, stages) for op, name in KIND.items())

@@ -4,6 +4,7 @@ Device code: finish.cuh, smxx_finish_gemm.cuh, and smxx_gemm.cuh or another main
 over the same operands at the same places, whose result is s, or the rows staged in bf16. What finishes them:
 
     FINISH=panel    in the same launch, the block that stores the last tile of a panel of BM rows
+    FINISH=spread   in the same launch, all blocks, once all tiles are stored; where all are on SMs at once
     FINISH=launch   a second launch, a block a row; for scales alone: a norm's own launch needs no fusion
 """
 
@@ -36,6 +37,7 @@ NORM_WIDTH, SCALED_WIDTH = 4096, 16384  # longest rows that are served
 # Of the finish of a panel on an H200, counted in the code, not measured: one round trip to the counter and one to the
 # rows, instructions of a lane for an element, and how many instructions a warp and an SM issue in a clock.
 ARRIVE_US = 1.2
+SPREAD_US = 2.5  # all blocks meet, and a warp finishes a row
 INSTRUCTIONS = {"scales": 6.0, "rms": 6.6, "ada": 6.6, "layer": 9.8}
 AGAIN = 5.0  # the norm is made twice where its largest magnitude decides how it is stored
 ISSUED_BY_WARP, ISSUED = 0.6, 3.5
@@ -148,10 +150,12 @@ def configs(site: Site, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> 
         # Few rows in wide tiles occupy few SMs.
         if p.m <= PANEL_ROWS and tile.bn <= 64 and not tile.persistent and _fits(site, tile):
             found.append({**tile.config(), "FINISH": "panel"})
+            if loop.together(p, tile, target):
+                found.append({**tile.config(), "FINISH": "spread"})
         if site.op != "linear_norm":
             found.append({**tile.config(), "FINISH": "launch"})
     # Few rows are a step of a loop, ten times over: there a launch that only quantises is one node too many.
-    return [config for config in found if config["FINISH"] == "panel"] or found
+    return [config for config in found if config["FINISH"] != "launch"] or found
 
 
 def _fits(site: Site, tile: Tile) -> bool:
@@ -166,8 +170,8 @@ def cost(site: Site, config: Config, target: Target, loop: Mainloop = smxx_gemm.
     p = _product(site)
     tile = loop.tile(config, p)
     product_us = loop.cost_us(p, tile, target)
-    if config["FINISH"] == "panel":
-        return product_us + panel_us(site, tile)
+    if config["FINISH"] != "launch":
+        return product_us + (panel_us(site, tile) if config["FINISH"] == "panel" else SPREAD_US)
     lanes, _ = _lanes(site)
     items = -(-_rows(site).shape[-1] // (lanes * 8))
     return product_us + moving_us((_rows(site), *site.results), target) + 0.3 * (items - 1)
@@ -197,7 +201,8 @@ def stages(site: Site, config: Config, target: Target, loop: Mainloop = smxx_gem
     n, s, (_, y) = _rows(site).shape[-1], DTYPES[_rows(site).dtype].cuda, _y(site)
     per_row = str(_scale(site) is not None).lower()
     numbers = f"{tile.bm}, {tile.free}, {n}, {s}, {DTYPES[y.dtype].cuda}, {per_row}"
-    epilogue = f"frtc::Finished<{p.epilogue()}, {numbers}, {_norm(site)}>"
+    spread = str(config["FINISH"] == "spread").lower()
+    epilogue = f"frtc::Finished<{p.epilogue()}, {numbers}, {_norm(site)}, {spread}>"
     own = _arguments(site, p, Param("counters", loop.counters(p, tile)), s_at)
     stage = loop.stage(p, tile, target, epilogue, (*own, *arguments))
     return (replace(stage, source=f"{loop.header}_finish_gemm.cuh"),)

@@ -75,6 +75,8 @@ class Case:
     inputs     makes the operands; None: `fresh` for each
     flops      floating-point operations, for the table
     bar        relative error instead of that of BARS, with the reason in a comment beside it
+    near       e4m3 results and what follows from them: numbers closer than this share of a row's typical size are the
+               same number, with the reason beside it
     level_rows judge a row smaller than the root-mean-square row as if it had that size, with the reason beside it
     sabotage   macro to define
     in_place   (result, operand) pairs that are one buffer
@@ -86,6 +88,7 @@ class Case:
     inputs: Callable[[Site, np.random.Generator], list[Array | None]] | None = None
     flops: float = 0.0
     bar: float | None = None
+    near: float = 0.0
     level_rows: bool = False
     sabotage: str = ""
     in_place: tuple[tuple[int, int], ...] = ()
@@ -189,7 +192,7 @@ def expected(case: Case, operands: Sequence[Array | None]) -> list[Array]:
 def span_bytes(operand: Operand) -> int:
     """Bytes from element 0 of a strided view to the end of its last element."""
     last = sum((n - 1) * step for n, step in zip(operand.shape, operand.strides, strict=True))
-    return (last + 1) * DTYPES[operand.dtype].itemsize
+    return 0 if 0 in operand.shape else (last + 1) * DTYPES[operand.dtype].itemsize
 
 
 def view_of(raw: Array, operand: Operand) -> Array:
@@ -323,11 +326,11 @@ def faults(case: Case, got: Sequence[Array], want: Sequence[Array]) -> tuple[lis
             wrong += [f"result {index}: {bad} of {w.size} elements differ"] if bad else []
             continue
         if operand.dtype == "e4m3" and case.bar is None:
-            reason, error = code_faults(g, w)
+            reason, error = code_faults(g, w, case.near)
             wrong += [f"result {index} (e4m3): {reason}"] if reason else []
             worst = max(worst, error)
             continue
-        bar = case.bar or BARS[judged_as(case.site, index)]
+        bar = case.bar or max(BARS[judged_as(case.site, index)], case.near)
         error, row = difference(g, w, case.level_rows)
         worst = max(worst, error)
         if not (error <= bar and row <= ROW * bar):
@@ -347,9 +350,13 @@ def judged_as(site: Site, index: int) -> str:
     return site.results[0].dtype if site.op == "linear_norm" and dtype == "f32" else dtype
 
 
-def code_faults(got: Array, want: Array) -> tuple[str, float]:
+def code_faults(got: Array, want: Array, near: float = 0.0) -> tuple[str, float]:
     """(why e4m3 numbers are wrong or "", their mean distance in codes)."""
     apart = np.abs(codes(got) - codes(want))
+    if near:
+        a, b = got.astype(np.float64), want.astype(np.float64)
+        typical = np.sqrt(np.mean(np.nan_to_num(b) ** 2, axis=-1, keepdims=True))
+        apart = np.where(np.abs(a - b) <= near * typical, 0, apart)
     off = int(np.count_nonzero(apart > CODES_OF_MOST))
     mean = float(apart.mean()) if apart.size else 0.0
     most = int(apart.max(initial=0))

@@ -42,13 +42,9 @@ def kernel_of(site: Site) -> Kernel:
         (linear(50, 64, 128, "f32"), "x is f32 and w is f32; needs bf16, f16 or e4m3 for both"),
         (scaled(linear(50, 64, 128), "bf16"), "x is bf16 and w is e4m3; needs bf16, f16 or e4m3 for both"),
         (linear(5, 16, 64, gap=4), "rows of x are 68 elements apart, not a multiple of 16 bytes behind each other"),
-        (sites_gemm.matmul((), 16, 32, 64), "needs another op"),
     ],
 )  # fmt: skip
 def test_refusals(site: Site, reason: str) -> None:
-    if site.op == "matmul":
-        assert "matmul" not in KERNELS
-        return
     assert KERNELS[site.op].refuse(site, HOPPER) == reason
 
 
@@ -129,8 +125,20 @@ def test_no_cubin_spills() -> None:
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
 
 
+# Tensor cores add products of e4m3 in fewer bits than fp32 has (cuBLAS shows the same, test_smxx_gemm_e4m3.py): what is
+# small because large terms cancel is off by a share of the large ones.
+NEAR = 1e-2
+
+
 def cases(kernel: Kernel, site: Site, configs: list[dict], inputs: object) -> list[harness.Case]:
-    return [harness.Case(site, kernel, config, inputs=inputs) for config in configs]  # type: ignore[arg-type]
+    near = NEAR if product_dtype(site) == "e4m3" else 0.0
+    return [harness.Case(site, kernel, config, inputs=inputs, near=near) for config in configs]  # type: ignore[arg-type]
+
+
+def product_dtype(site: Site) -> str:
+    x = site.operands[0]
+    assert x is not None
+    return x.dtype
 
 
 AWKWARD = [
@@ -188,7 +196,7 @@ def test_finish_gemm(gpu: Gpu, case: harness.Case) -> None:
 def with_parts(site: Site, **wanted: object) -> harness.Case:
     kernel = KERNELS[site.op]
     found = [c for c in kernel.configs(site, HOPPER) if all(c[name] == value for name, value in wanted.items())]
-    return harness.Case(site, kernel, found[0], inputs=inputs_of)
+    return harness.Case(site, kernel, found[0], inputs=inputs_of, near=NEAR)
 
 
 SHARED_K, TURNS = with_parts(AWKWARD[2], SPLIT=4), with_parts(GATED[0], PARTS="turns")

@@ -91,7 +91,7 @@ def test_plain_products_leave_scaled_rows_alone() -> None:
     """One kernel serves each site: the unfinished ones refuse what has a finish."""
     for site in SITES:
         kernels = {choice.kernel.name for choice in CATALOG.candidates(site, HOPPER)}
-        assert kernels == {smxx_finish_gemm.NAMES[site.op]}
+        assert kernels == {f"smxx_{smxx_finish_gemm.NAMES[site.op]}"}
 
 
 # ---- configs and launches -------------------------------------------------------------------------------------------
@@ -122,13 +122,13 @@ def test_few_rows_of_a_panel_finish_sooner() -> None:
     """The finish is in the cost, so that tiles of few rows win where the product alone would take more."""
     site = linear_norm(50, 1024, 4096, "ada", **GATED)
     finish = {
-        rows: min(smxx_finish_gemm.panel_us(site, c) for c in smxx_finish_gemm.configs(site, HOPPER) if c["BM"] == rows)
+        rows: min(smxx_finish_gemm.panel_us(site, smxx_gemm.Tile.of(c, product(site))) for c in smxx_finish_gemm.configs(site, HOPPER) if c["BM"] == rows)
         for rows in (16, 32, 64)
     }
     assert finish[16] < finish[32] < finish[64]
     for config in smxx_finish_gemm.configs(site, HOPPER):
         bare_us = smxx_gemm.cost(smxx_finish_gemm.as_product(site), config, HOPPER)
-        assert smxx_finish_gemm.cost(site, config, HOPPER) == bare_us + smxx_finish_gemm.panel_us(site, config)
+        assert smxx_finish_gemm.cost(site, config, HOPPER) == bare_us + smxx_finish_gemm.panel_us(site, smxx_gemm.Tile.of(config, product(site)))
 
 
 @pytest.mark.parametrize("site", [linear_norm(50, 1024, 4096, "ada"), per_row(linear(50, 1000, 4096)),
