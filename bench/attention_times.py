@@ -1,4 +1,4 @@
-"""Attention of the baseline and of the wgmma family at the sites of a policy with heads of 72 and 256, on one GPU.
+"""Attention of the baseline and of the wgmma family at the sites of policies, on one GPU.
 
     PYTHONPATH=. python3 -m bench.attention_times [--all]
 
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from frtc.codegen.nvrtc import compile_all
-from frtc.kernels import sm90_attention, smxx_attention
+from frtc.kernels import sm90_attention, sm90_attention_split, smxx_attention
 from frtc.kernels.spec import Config, Kernel
 from tests.kernels.device import Gpu
 from tests.kernels.harness import TARGET, Buffers, Case, operands_of
-from tests.kernels.sites_attention import AttentionSite, in_e4m3, real_sites
+from tests.kernels.sites_attention import AttentionSite, cached_site, in_e4m3, real_sites, self_site
 
 NAMES = (
     "vision 2 views",
@@ -34,8 +34,16 @@ NAMES = (
     "step 2 views, prompt 48 of 48, chunk 50",
     "step 2 views, prompt 48 of 48, chunk 10",
     "step 2 views, prompt 48 of 200, chunk 50",
+    "step 3 views, prompt 48 of 48, chunk 50",
+    "step 1 views, prompt 48 of 48, chunk 50",
 )
-KERNELS: tuple[Kernel, ...] = (*smxx_attention.KERNELS, *sm90_attention.KERNELS)
+# Of policies with one more token in the step, with grouped heads of 64.
+OTHERS = (
+    AttentionSite("one query", cached_site((8, 1), 1, 561, 256, resume=560), 560),
+    AttentionSite("to the prefix, 15 heads", cached_site((15, 5), 50, 177, 64), 177),
+    AttentionSite("patches of a large image", self_site(2, 12, 1024, 64)),
+)
+KERNELS: tuple[Kernel, ...] = (*smxx_attention.KERNELS, *sm90_attention.KERNELS, *sm90_attention_split.KERNELS)
 LAUNCHES, REPLAYS, SETS = 100, 25, 4
 
 
@@ -55,7 +63,7 @@ class Row:
 
 def sites() -> list[AttentionSite]:
     by_name = {about.name: about for about in real_sites()}
-    return [about for name in NAMES for about in (by_name[name], in_e4m3(by_name[name], False))]
+    return [about for name in NAMES for about in (by_name[name], in_e4m3(by_name[name], False))] + list(OTHERS)
 
 
 def cases(every: bool) -> Iterator[tuple[AttentionSite, Kernel, Config]]:

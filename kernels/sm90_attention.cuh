@@ -240,7 +240,6 @@ sm90_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ 
     const u32 v_at = shared_address(v_slot);
     const u32 q_full = q_at + Tile::BARRIERS_AT, k_full = q_full + 8 + 16 * wg, v_full = k_full + 8;
 
-    grid_release();
     if (threadIdx.x == 0) {
         tensor_map_prefetch(q_map), tensor_map_prefetch(k_map), tensor_map_prefetch(v_map);
 #pragma unroll
@@ -259,6 +258,8 @@ sm90_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ 
         load_panels<Tile::VALUE_PANELS, Tile::K_PANEL>(v_at, v_map, v_full, head_kv, keys.start(i), batch);
     };
     if (thread == 0 && wg < keys.count) load_k(wg), load_v(wg);
+    // Not before the wait: a grid after the next one could begin and double up on some SMs, slower than no early launch.
+    grid_release();
     barrier_wait(q_full, 0);
 
     const float unit = kSame<TOut, e4m3> ? *inv : 1.0f;

@@ -19,7 +19,12 @@ BARRIERS = 40  # bytes
 
 
 def refuse(site: Site, target: Target) -> str:
-    """Why this kernel cannot serve the site on the target, or "". What the baseline refuses is refused."""
+    """Why this kernel cannot serve the site on the target, or ""."""
+    return refuse_kind(site, target) or _refuse_sizes(site, target)
+
+
+def refuse_kind(site: Site, target: Target) -> str:
+    """Why no kernel of this family can. What the baseline refuses is refused."""
     _, _, _, mask, _ = operands_of(site)
     out = site.results[0]
     reasons = [
@@ -32,7 +37,7 @@ def refuse(site: Site, target: Target) -> str:
     for refused, reason in reasons:
         if refused:
             return reason
-    return smxx_attention.refuse(site, target) or _refuse_views(site) or _refuse_sizes(site, target)
+    return smxx_attention.refuse(site, target) or _refuse_views(site)
 
 
 def _refuse_views(site: Site) -> str:
@@ -54,9 +59,9 @@ def _refuse_sizes(site: Site, target: Target) -> str:
     return "; ".join(f"{config['BN']} keys: {reason}" for config, reason in candidates(site, target))
 
 
-def pack(shape: Shape) -> int:
+def pack(shape: Shape, rows: int = ROWS) -> int:
     """Neighbouring heads in a tile of rows: the largest power of two that divides the heads of a key head."""
-    return min(ROWS, shape.group & -shape.group)
+    return min(rows, shape.group & -shape.group)
 
 
 def smem_bytes(d: int, dv: int, bn: int) -> int:
@@ -91,56 +96,74 @@ def configs(site: Site, target: Target) -> list[Config]:
     return [config for config, reason in candidates(site, target) if not reason]
 
 
-# Cost model, in clocks of an SM: counts of bytes and instructions, not fitted. Shared memory feeds wgmma with 90 bytes
-# a clock and L2 an SM with 64; a product of 64 rows takes a clock for each two columns of a step. Softmax: 8 clocks of
-# the special function unit for a warp's 32 powers; its other instructions run beside those of the other warpgroup.
+# Cost model, in clocks of an SM: counts of bytes and instructions. Shared memory feeds wgmma with 90 bytes a clock and
+# L2 an SM with 64, or with 45 where panels of 128 bytes are cut from rows of other sizes; a product of 64 rows takes a
+# clock for each two columns of a step. Softmax: 8 clocks of the special function unit for a warp's 32 powers; its other
+# instructions run beside those of the other warpgroup. LAUNCH_US and SLOWER are fitted to 46 measurements on an H200
+# (bench/attention_times.py, full edges): 42 of them within 10 %, all within 14 %.
 CLOCK_MHZ = 1755.0  # under load
-LAUNCH_US = 1.0  # as the baseline counts it
-FEED, FILL = 90.0, 64.0  # bytes a clock from shared memory to wgmma, from L2 to an SM
+LAUNCH_US, SLOWER = 1.2, 1.2
+FEED, FILL, FILL_CUT = 90.0, 64.0, 45.0  # bytes a clock from shared memory to wgmma, from L2 to an SM
 START, STEP, STORE = 900.0, 200.0, 700.0  # clocks: to the first byte; barriers of a tile; the last stores
+SHARED_COLUMNS = 176  # columns of sums and scores up to which registers hold two blocks an SM
 
 
 def cost(site: Site, config: Config, target: Target) -> float:
     """Estimated microseconds with all keys visible."""
     shape = Shape.of(site)
     bn: int = config["BN"]
-    blocks = _ceil_div(shape.sq * pack(shape), ROWS) * shape.heads_kv * shape.group // pack(shape) * shape.batch
     tiles, width = _ceil_div(shape.sk, bn), out_width(shape.dv)
     scores = _ceil_div(shape.d, 16) * max(bn / 2, 32 * (ROWS + bn) / FEED)
     sums = bn / 16 * max(width / 2, 32 * width / FEED)
     softmax = 8 * bn / 2 + width / 2 + STEP
     alone = scores + softmax + sums
-    copy = 2 * bn * (shape.d + shape.dv) / FILL
-    both = max(alone, 2 * (scores + sums), 2 * copy)
-    start = START + 2 * (ROWS + bn) * shape.d / FILL
+    waves, shared = _waves(shape, bn, target)
+    fill = FILL if shape.d % PANEL == shape.dv % PANEL == 0 else FILL_CUT
+    key_bytes, value_bytes = 128 * _ceil_div(shape.d, PANEL), 128 * _ceil_div(shape.dv, PANEL)  # of a row
+    copy = shared * bn * (key_bytes + value_bytes) / fill
+    both = max(alone, shared * 2 * (scores + sums), 2 * copy)
+    start = START + shared * (ROWS + 2 * bn) * key_bytes / fill
     end = STORE + 2 * 4 * ROWS * shape.dv / 128
     block = start + tiles // 2 * both + tiles % 2 * max(alone, copy) + end
-    per_sm = max(1, min(target.smem_per_sm // (smem_bytes(shape.d, shape.dv, bn) + 1024), 2 if width + bn < 160 else 1))
-    return LAUNCH_US + _ceil_div(blocks, per_sm * target.sms) * block / CLOCK_MHZ
+    return LAUNCH_US + SLOWER * waves * block / CLOCK_MHZ
+
+
+def _waves(shape: Shape, bn: int, target: Target) -> tuple[int, int]:
+    """How often all SMs get blocks, and how many an SM has at a time."""
+    blocks = _ceil_div(shape.sq * pack(shape), ROWS) * shape.heads_kv * shape.group // pack(shape) * shape.batch
+    by_smem = target.smem_per_sm // (smem_bytes(shape.d, shape.dv, bn) + 1024)
+    per_sm = max(1, min(by_smem, 2 if out_width(shape.dv) + bn <= SHARED_COLUMNS else 1))
+    return _ceil_div(blocks, per_sm * target.sms), min(per_sm, _ceil_div(blocks, target.sms))
 
 
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     """One launch."""
     shape, packed = Shape.of(site), pack(Shape.of(site))
-    q, k, v, _, _ = operands_of(site)
-    out, bn = site.results[0], config["BN"]
+    q, out, bn = operands_of(site)[0], site.results[0], config["BN"]
     heads = shape.heads_kv * shape.group
     sizes = [shape.d, shape.dv, bn, packed]
-    boxes = [(packed, ROWS // packed), (1, bn), (1, bn)]
     stage = Stage(
         source=SOURCE,
         entry=f"frtc::sm90_attention<{DTYPES[q.dtype].cuda}, {DTYPES[out.dtype].cuda}, {', '.join(map(str, sizes))}>",
         grid=(_ceil_div(shape.sq, ROWS // packed), heads // packed, shape.batch),
         block=THREADS,
         smem=smem_bytes(shape.d, shape.dv, bn),
-        params=_params(site, shape),
-        tensormaps=tuple(
-            _map(index, operand, shape.batch, shape.strides[index], box)
-            for index, (operand, box) in enumerate(zip((q, k, v), boxes, strict=True))
-        ),
+        params=params_of(site),
+        tensormaps=maps_of(site, ROWS, bn),
         waits=True,
     )
     return (stage,)
+
+
+def maps_of(site: Site, rows: int, keys: int) -> tuple[TensorMap, ...]:
+    """Of q in boxes of `rows` packed rows, of k and v in boxes of `keys` keys."""
+    shape, packed = Shape.of(site), pack(Shape.of(site), rows)
+    boxes = [(packed, rows // packed), (1, keys), (1, keys)]
+    return tuple(
+        _map(index, operand, shape.batch, shape.strides[index], box)
+        for index, (operand, box) in enumerate(zip(operands_of(site)[:3], boxes, strict=True))
+        if operand
+    )
 
 
 def _map(index: int, operand: Operand, batch: int, strides: tuple[int, ...], box: tuple[int, int]) -> TensorMap:
@@ -155,8 +178,9 @@ def _map(index: int, operand: Operand, batch: int, strides: tuple[int, ...], box
     return TensorMap(Param("operand", index), operand.dtype, extents, tuple(steps), (PANEL, *box, 1), swizzle=128)
 
 
-def _params(site: Site, shape: Shape) -> tuple[Param, ...]:
-    """In the order of the kernel's parameters."""
+def params_of(site: Site) -> tuple[Param, ...]:
+    """In the order of the parameters of the kernels of this family."""
+    shape = Shape.of(site)
     null = Param("i64", 0)
     length = Param("operand", 4) if operands_of(site)[4] else null
     inv = Param("operand", 5) if inv_of(site) else null

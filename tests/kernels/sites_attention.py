@@ -60,7 +60,7 @@ class AttentionSite:
         assert q and k and v
         draws = [_loud_channels(rng, operand.shape) for operand in (q, k, v)]
         sample = np.einsum("...qd,...kd->...qk", draws[0][..., :1, :16, :], draws[1][..., :1, :256, :])
-        draws[0] *= self.spread / (site.attrs["scale"] * float(np.std(sample)))
+        draws[0] *= self.spread / (site.attrs["scale"] * (float(np.std(sample)) or 1.0))  # 0: a single score
         masks: Array | None = rng.random(mask.shape) < 0.7 if mask else None
         if masks is not None:
             masks[..., 3:5] = False

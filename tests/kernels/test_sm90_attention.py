@@ -44,6 +44,7 @@ AWKWARD = [*(site for site in awkward_sites() if refuse(site.site, HOPPER) == ""
 E4M3 = [in_e4m3(site, False) for site in (*REAL, *AWKWARD) if "prompt 48 of 200" not in site.name]
 ALL = {site.name: site for site in (*REAL, *AWKWARD, *E4M3)}
 PREFIX, VISION = ALL["prefix 2 views, prompt 48 of 48"], ALL["vision 2 views"]
+BUDGET = ALL["prefix 2 views, prompt 48 of 200"]  # whose last keys are hidden
 STEP = ALL["step 2 views, prompt 48 of 48, chunk 50"]
 
 
@@ -189,7 +190,7 @@ SWEEP = [
 ]
 FINITE = replace(ALL["length 47"], hidden=3.0)  # so that not only NaN gives the leak away
 SABOTAGED = [
-    *(sabotaged(CHOSEN[name], "FRTC_SABOTAGE=1") for name in (PREFIX.name, "length 47", "length 0")),
+    *(sabotaged(CHOSEN[name], "FRTC_SABOTAGE=1") for name in (BUDGET.name, "length 47", "length 0")),
     sabotaged(best(FINITE), "FRTC_SABOTAGE=1"),
     *(sabotaged(CHOSEN[name], "FRTC_SABOTAGE=2") for name in (VISION.name, STEP.name)),
     sabotaged(CHOSEN[f"{PREFIX.name}, e4m3 times inv"], "FRTC_SABOTAGE=2"),
