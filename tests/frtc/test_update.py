@@ -60,21 +60,29 @@ def lerobot(tmp_path_factory: pytest.TempPathFactory) -> Old:
     return Old("lerobot", folder / "old", folder / "old.plan")
 
 
-@pytest.fixture(params=["openpi", "lerobot"])
-def old(request: pytest.FixtureRequest) -> Old:
-    found: Old = request.getfixturevalue(request.param)
-    return found
-
-
 def fresh(checkpoint: Path, options: CompileOptions = UNTESTED) -> bytes:
     out = checkpoint.parent / "fresh.plan"
     compile(checkpoint, "thor", out, options)
     return out.read_bytes()
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_equal_to_a_fresh_compile(old: Old, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [
+        ("openpi", "bf16"),
+        ("lerobot", "f32"),
+        pytest.param("openpi", "f32", marks=FULL),
+        pytest.param("lerobot", "bf16", marks=FULL),
+    ],
+)
+def test_equal_to_a_fresh_compile(
+    layout: str, dtype: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Other weights, other statistics; nothing is traced and no kernel compiled."""
+    old: Old = request.getfixturevalue(layout)
     write_checkpoint(tmp_path / "new", old.layout, "tiny", seed=1, dtype=dtype)
     move_statistics(tmp_path / "new")
     expected = fresh(tmp_path / "new")
@@ -89,7 +97,7 @@ def test_equal_to_a_fresh_compile(old: Old, dtype: str, tmp_path: Path, monkeypa
     assert replace(ours.program, policy={}) == replace(theirs.program, policy={})
 
 
-@pytest.mark.parametrize(("kind", "layout"), [("pi0", "jax"), ("smolvla", "lerobot")])
+@pytest.mark.parametrize(("kind", "layout"), [("pi0", "jax"), pytest.param("smolvla", "lerobot", marks=FULL)])
 def test_other_models_and_layouts(kind: str, layout: str, tmp_path: Path) -> None:
     for seed, name, dtype in ((0, "old", "bf16"), (1, "new", "f32")):
         write_checkpoint(tmp_path / name, layout, "tiny", seed=seed, dtype=dtype, kind=kind)
