@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from threading import Barrier, Event
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from frtc.kernels.targets import load_targets
 from frtc.lowering import ops
 from frtc.lowering.interpret import evaluate_weights, run, run_module
 from frtc.lowering.ir import Graph, Module, Node, Repeat, Run, Type, input_, item, make, tensor, weight
+from frtc.lowering.text import show_module
 from frtc.models.synthetic import write_checkpoint
 from frtc.passes.check import relative_error
 from frtc.passes.limit_rows import limit_rows
@@ -29,6 +32,7 @@ from frtc.passes.standard import FRONT, pipeline
 from frtc.runtime.policy_steps import PolicySteps
 from frtc.torch_products import fp8_product, times_transposed
 from frtc.torch_run import TorchRun, device_named
+from frtc.torch_tensors import NUMPY as NAMES
 from frtc.torch_tensors import from_array, to_array
 from frtc.torch_upload import Uploads
 from tests.lowering.every_op import EXAMPLES, graph_of, leaf
@@ -309,6 +313,32 @@ def test_weights_of_uploaded_tensors_are_those_of_read_ones(kind: str, stored_in
     uploads.close()
     assert made >= 0.5 * whole or stored_in == "f64"
     assert uploads.made(next(e for e in there.expressions.values() if e.op == "tensor")) is None
+
+
+def test_tensors_are_sent_while_a_model_is_traced(folder: Path) -> None:
+    """Neither sees what the other does: a trace holds no real tensor, and no tensor becomes fake."""
+    module, tensors, _ = policy("pi05", folder)
+    opened = open_model(folder / "pi05", CompileOptions())
+    begun, traced = Barrier(2), Event()
+
+    def slow(key: str) -> Array:
+        if key == first:
+            begun.wait(60)
+        elif not traced.is_set():
+            sleep(0.01)
+        return tensors(key)
+
+    first = next(iter(opened.keys))
+    uploads = Uploads(slow, {name: name for name in opened.keys}, torch.device("cpu"))
+    begun.wait(60)
+    again = import_module(opened)
+    traced.set()
+    assert show_module(again) == show_module(module)
+    for name in opened.keys:
+        expected = tensors(name)
+        made = uploads.made(tensor(name, Type(NAMES[expected.dtype], expected.shape)))
+        assert made is not None and type(made) is torch.Tensor and to_array(made).tobytes() == expected.tobytes()
+    uploads.close()
 
 
 def test_a_tensor_is_sent_once_and_its_fault_is_raised_where_it_is_read() -> None:
