@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from bench.sites import distinct, uses
 from frtc.codegen.nvrtc import compile_all
 from frtc.compiler import target_named
 from frtc.kernels.catalog import CATALOG, label
-from frtc.kernels.spec import Site
+from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.spec import Operand, Site
 from frtc.kernels.tactic import key_of
 from frtc.tuning.chain import COLD, chain_of, jobs_of
 from frtc.tuning.questions import Question, worth_it
@@ -73,6 +75,18 @@ def torch_us(m: int, n: int, k: int, dtype: str) -> float:
     return sorted(times[3:])[len(times[3:]) // 2]
 
 
+def apart(site: Site, align: int) -> Site:
+    """The site with rows of x and w at multiples of `align` bytes."""
+    operands = list(site.operands)
+    for place in (0, 1):
+        o = site.operands[place]
+        assert o is not None
+        size = DTYPES[o.dtype].itemsize
+        ld = math.ceil(o.shape[-1] * size / align) * align // size
+        operands[place] = Operand(o.dtype, o.shape, tuple(s // o.shape[-1] * ld for s in o.strides[:-1]) + (1,))
+    return replace(site, operands=tuple(operands))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--policy", default="pi05")
@@ -80,6 +94,7 @@ def main() -> int:
     parser.add_argument("--horizon", type=int, nargs="+", default=[50, 10])
     parser.add_argument("--best", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--apart", type=int, default=0, help="bytes: rows of x and w start at multiples of it, too")
     arguments = parser.parse_args()
     target, until = target_named("hopper"), time.monotonic() + arguments.seconds
     sites: dict[str, tuple[str, Site, int]] = {}
@@ -89,6 +104,9 @@ def main() -> int:
                 w = use.site.operands[1] if len(use.site.operands) > 1 else None
                 if use.site.op in PRODUCTS and w is not None and w.nbytes >= FEWEST_BYTES:
                     sites.setdefault(key_of(use.site), (use.stage, use.site, use.count))
+    if arguments.apart:
+        moved = {key: (stage, apart(site, arguments.apart), n) for key, (stage, site, n) in sites.items()}
+        sites |= {key_of(site): (stage, site, n) for stage, site, n in moved.values()}
     questions = []
     for key, (stage, site, _) in sites.items():
         found = list(CATALOG.candidates(site, target, target.families("native")))

@@ -20,6 +20,7 @@ MODULES = [
     "sm90_rope_gemm",
     "sm90_finish_gemm",
     "sm90_attention",
+    "sm90_attention_split",
     "smxx_gemm",
     "smxx_rope_gemm",
     "smxx_finish_gemm",

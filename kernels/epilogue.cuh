@@ -13,8 +13,8 @@
 //   store(row, column, acc[8])           accumulators of columns column .. column + 7, a multiple of 8; rows and columns
 //                                        beyond the edges come too, and are not to be stored
 //   columns, row, store(..., Columns, Row)   the same in parts, for mainloops that ask for operands ahead of their use:
-//                                        Columns of eight columns, Row of eight columns of a row. VECTORS: whole() said
-//                                        that the columns of a tile exist and can be moved as vectors
+//                                        Columns of eight columns, Row of eight columns of a row. VECTORS: whole() says
+//                                        that groups of eight columns exist or do not, and can be moved as vectors
 //   finish<THREADS, SHARES>(smem, m0)    by THREADS threads of the block, from 0 on, once, behind their last store: rows from
 //                                        m0 on of this column of tiles are stored, or one of SHARES shares of them. Other
 //                                        threads have ended or are about to. The block's dynamic shared memory is free,
@@ -118,11 +118,12 @@ struct Epilogue {
         float x_scale;
     };
 
-    __device__ __forceinline__ bool whole(int column, int width) const { return vectors && column + width <= accumulators; }
+    __device__ __forceinline__ bool whole() const { return vectors && accumulators % IN == 0; }
 
     template <bool VECTORS>
     __device__ __forceinline__ Columns columns_at(int column) const {
-        Columns found;
+        Columns found = {};
+        if (VECTORS && column >= accumulators) return found;
         hold<VECTORS>(found.alpha, alpha, column, accumulators - column);
         hold<VECTORS>(found.bias, bias, column, columns - column);
         return found;
@@ -131,7 +132,7 @@ struct Epilogue {
     template <bool VECTORS>
     __device__ __forceinline__ Row row_at(int row, int column) const {
         Row found = {};
-        if (row >= rows) return found;
+        if (row >= rows || (VECTORS && column >= accumulators)) return found;
         const int left = columns - column;
         const int gate_row = kSabotage == Sabotage::neighbour_gate && row > 0 ? row - 1 : row;
         const int scale_row = kSabotage == Sabotage::neighbour_scale && row > 0 ? row - 1 : row;
@@ -145,7 +146,7 @@ struct Epilogue {
     __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN], const Columns& of_columns,
                                           const Row& of_row) const {
         const int first = GATED ? column / 2 : column;
-        if (row >= rows || (!VECTORS && first >= columns)) return;
+        if (row >= rows || first >= columns) return;
         float v[IN], result[OUT];
 #pragma unroll
         for (int i = 0; i < IN; ++i) {
@@ -177,7 +178,7 @@ struct Epilogue {
     }
 
     __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN]) const {
-        if (whole(column, IN)) {
+        if (vectors && column + IN <= accumulators) {
             store<true>(row, column, acc, columns_at<true>(column), row_at<true>(row, column));
         } else {
             store<false>(row, column, acc, columns_at<false>(column), row_at<false>(row, column));

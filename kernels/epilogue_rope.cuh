@@ -50,11 +50,12 @@ struct RopeEpilogue {
         float x_scale;
     };
 
-    __device__ __forceinline__ bool whole(int column, int width) const { return vectors && column + width <= columns; }
+    __device__ __forceinline__ bool whole() const { return vectors; }  // heads are groups of 16 columns
 
     template <bool VECTORS>
     __device__ __forceinline__ Columns columns_at(int column) const {
-        Columns found;
+        Columns found = {};
+        if (column >= columns) return found;
         hold<VECTORS>(found.alpha, alpha, column, columns - column);
         hold<VECTORS>(found.bias, bias, column, columns - column);
         return found;

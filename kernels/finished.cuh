@@ -29,7 +29,7 @@ public:
     using Columns = typename EPILOGUE::Columns;
     using Row = typename EPILOGUE::Row;
 
-    __device__ __forceinline__ bool whole(int column, int width) const { return epilogue.whole(column, width); }
+    __device__ __forceinline__ bool whole() const { return epilogue.whole(); }
 
     template <bool VECTORS>
     __device__ __forceinline__ Columns columns_at(int column) const {

@@ -234,7 +234,9 @@ sm90_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ 
     using Tile = GroupTile<T, D, DV, BN>;
     extern __shared__ __align__(1024) unsigned char smem[];
     const int wg = warpgroup(), thread = threadIdx.x % 128, lane = threadIdx.x % 32;
-    const int batch = blockIdx.z, head = blockIdx.y * PACK, query = blockIdx.x * (64 / PACK), head_kv = head / group;
+    const int batch = blockIdx.z, head = blockIdx.y * PACK, query = blockIdx.x * (64 / PACK);
+    int head_kv = blockIdx.y;  // the compiler would put the division behind the wait, on the way to the first copy
+    if (group != PACK) head_kv = head / group;
     unsigned char* const v_slot = smem + Tile::Q_BYTES + 2 * Tile::K_BYTES + wg * Tile::V_BYTES;
     const u32 q_at = shared_address(smem), k_at = q_at + Tile::Q_BYTES + wg * Tile::K_BYTES;
     const u32 v_at = shared_address(v_slot);

@@ -50,7 +50,7 @@ def keys_of(shape: Shape, split: int) -> int:
 def smem_bytes(shape: Shape, rows: int, split: int) -> int:
     """q, k, v, what is received, barriers: see SplitTile."""
     tiles = 2 * (rows * shape.d + keys_of(shape, split) * (shape.d + shape.dv))
-    return tiles + rows * (2 * shape.dv + 8) + 8 * (shape.d // PANEL + 2)
+    return tiles + rows * (2 * shape.dv + 8) + 8 * (shape.d // PANEL + 3)
 
 
 def candidates(site: Site, target: Target) -> list[tuple[Config, str]]:
@@ -104,7 +104,7 @@ def cost(site: Site, config: Config, target: Target) -> float:
     product = shared * keys / 16 * max(shape.dv / 2, 32 * shape.dv / FEED)
     values = max(softmax, asked + shared * 2 * keys * shape.dv / FILL) + product
     exchange = shared * 2 * rows * shape.dv * (split - 1) / split / EXCHANGE
-    sent = max(values, values - product / 2 + exchange)  # half of the columns goes during the other half's product
+    sent = max(values, values - product * (1 - PANEL / shape.dv) + exchange)  # a panel goes when its product is done
     block = sent + RECEIVE + STORE * _ceil_div(rows // split * shape.dv // 8, THREADS)
     return LAUNCH_US + SLOWER * waves * block / CLOCK_MHZ
 

@@ -372,12 +372,12 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
             if constexpr (TILE::SPLIT > 1) {
                 cluster_wait();
                 send_sums<TILE, PERMUTED>(acc, ring, m0, M);
-                if (epilogue.whole(n0, TILE::BN)) {
+                if (epilogue.whole()) {
                     store_sums<true, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
                 } else {
                     store_sums<false, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
                 }
-            } else if (epilogue.whole(n0, TILE::BN)) {
+            } else if (epilogue.whole()) {
                 store_tile<true, TILE, PERMUTED>(acc, epilogue, m0, n0);
             } else {
                 store_tile<false, TILE, PERMUTED>(acc, epilogue, m0, n0);

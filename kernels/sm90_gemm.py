@@ -14,7 +14,7 @@ from frtc.kernels.mainloop import Mainloop
 from frtc.kernels.product import NULL, Argument, Matrix, Product, epilogue_refuses, params_of, product_of, types_of
 from frtc.kernels.smxx_gemm import DRAM_SHARE, FILLED
 from frtc.kernels.spec import Config, Kernel, Param, Site, Stage, TensorMap
-from frtc.kernels.targets import KiB, Target
+from frtc.kernels.targets import Target
 
 FAMILY = "sm_90a"
 KIND = {"linear": "sm90_gemm", "gated_linear": "sm90_gated_gemm"}
@@ -49,12 +49,13 @@ MOST_STAGES, FEWEST_STAGES = 10, 3
 # Blocks of clusters of this size that an H200 holds at once, one on an SM: its GPCs have 16 or 18 SMs.
 CLUSTERED = {1: 132, 2: 132, 4: 120, 8: 112}
 
-# Times in us and rates per clock and SM, from the prototypes' figures on an H200.
+# Times in us and rates per clock and SM, fitted to an H200 (bench/results/product_times.json).
 CLOCK, LOADED_CLOCK = 1.75e9, 1.5e9  # of short launches; of those that draw all power
-L2_BYTES_PER_CLOCK, TENSOR_BYTES_PER_CLOCK = 64, 32  # rows x columns x 32 bytes of K in one clock... of each
-LAUNCH_US, FIRST_TILE_US = 1.2, 1.0
-EIGHT_US = 0.06  # eight columns of a row of a thread: scaled, activated, stored
-SPLIT_US = 0.9
+SMEM_BYTES_PER_CLOCK, SMEM_SHARE = 128, 0.93
+MULTIPLIED_PER_CLOCK = 32  # rows x columns, each of 128 bytes of K
+LAUNCH_US, FIRST_TILE_US = 0.8, 0.8
+EIGHT_US = 0.05  # eight columns of a row of a thread: scaled, activated, stored
+SPLIT_US = 0.6
 SHORT_US = 20.0
 
 
@@ -220,22 +221,23 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
     """Rounds of tiles, each its products or its loads; what the epilogue leaves uncovered; DRAM."""
     tall, wide = math.ceil(m / tile.bm), math.ceil(p.n / tile.bn)
     blocks = tall * wide * tile.split
-    resident = max(1, target.smem_per_sm // (tile.smem + KiB))
     on_busiest = math.ceil(blocks / target.sms)
-    rounds = on_busiest if tile.persistent else math.ceil(on_busiest / resident)
     chunks = math.ceil(chunks_of(p) / tile.split)
-    clocks = max(tile.bm * tile.bn / TENSOR_BYTES_PER_CLOCK, (tile.bm + tile.bn) * ROW / L2_BYTES_PER_CLOCK)
+    # Every block of 64 rows reads the whole width of w from shared memory, where the copies arrive, too.
+    parts = tile.blocks * (1 if tile.parts == "turns" else tile.warpgroups)
+    read = parts * ROW // 32 * (64 + tile.wn) * 32
+    smem = (read + tile.stage_bytes) / SMEM_BYTES_PER_CLOCK / SMEM_SHARE
+    clocks = max(tile.bm * tile.bn / MULTIPLIED_PER_CLOCK, smem)
     busy_us = on_busiest * chunks * clocks / CLOCK * 1e6
     if busy_us > SHORT_US:
         busy_us *= CLOCK / LOADED_CLOCK
     # A warpgroup issues its products one chunk at a time: about 70 clocks beyond their own.
-    busy_us = max(busy_us, rounds * chunks * (tile.blocks * tile.wn * 2 + 70) / CLOCK * 1e6)
-    live = min(tile.bm, m) / tile.bm
-    store_us = EIGHT_US * tile.blocks * tile.wn / 16 * max(0.3, live) * tile.warpgroups**0.5
-    stores_us = store_us if tile.persistent else rounds * (store_us + 0.3)
-    split_us = SPLIT_US + 0.05 * tile.wn / 16 if tile.split > 1 else 0.0
+    busy_us = max(busy_us, on_busiest * chunks * (tile.blocks * tile.wn * 2 + 70) / CLOCK * 1e6)
+    store_us = EIGHT_US * tile.blocks * tile.wn / 16 * tile.warpgroups**0.5
+    stores_us = store_us if tile.persistent else on_busiest * (store_us + 0.3)
+    split_us = SPLIT_US + 0.02 * tile.wn if tile.split > 1 else 0.0
     dram_us = p.nbytes / (DRAM_SHARE * target.dram) * 1e6
-    return LAUNCH_US + FIRST_TILE_US * rounds**0.5 + max(busy_us, dram_us) + stores_us + split_us
+    return LAUNCH_US + FIRST_TILE_US + max(busy_us, dram_us) + stores_us + split_us
 
 
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:

@@ -40,7 +40,7 @@ ARRIVE_US = 1.2
 SPREAD_US = 2.5  # all blocks meet, and a warp finishes a row
 INSTRUCTIONS = {"scales": 6.0, "rms": 6.6, "ada": 6.6, "layer": 9.8}
 AGAIN = 5.0  # the norm is made twice where its largest magnitude decides how it is stored
-ISSUED_BY_WARP, ISSUED = 0.6, 3.5
+ISSUED_BY_WARP, ISSUED = 0.25, 1.5
 BLOCK, MAX_ITEMS = 128, 4  # of the second launch: threads that short rows share, groups of 16 bytes a thread keeps
 
 
