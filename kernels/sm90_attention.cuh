@@ -8,7 +8,7 @@
 //             Hidden keys may hold anything, NaN too: their scores are set and their rows of v are cleared in shared
 //             memory. Without any key the result is zero.
 //   grid      (tiles of 64 / PACK queries, HQ / PACK, B)     block  256: two warpgroups
-//   keys      the warpgroups share the 64 rows and take tiles of BN keys in turn. Each has one slot for k and one for v:
+//   keys      the warpgroups share the 64 rows and take tiles of BN keys in turn. Each has one slot for k, one for v:
 //             the next k comes during softmax and second product, the next v during the first. While one of them is in
 //             its softmax the other has the tensor cores. At the end each adds up the sums of half the columns.
 //   smem      rows of 128 swizzled bytes: [panels of 64 columns][rows]; q, k and v of each warpgroup; 5 mbarriers
@@ -224,8 +224,8 @@ __device__ __forceinline__ void finish_groups(unsigned char* room, float (&o)[Ti
     }
 }
 
-// No pointer is __restrict__: what it points to may be written until grid_wait() returns, and loads of what nobody writes
-// may be moved before it. Strides of out are in elements. group = HQ / HKV. scale is the op's scale times log2(e).
+// No pointer is __restrict__: what it points to may be written until grid_wait() returns, and loads of what nobody
+// writes may be moved before it. Strides of out are in elements. group = HQ / HKV. scale is the op's scale times log2(e).
 template <typename T, typename TOut, int D, int DV, int BN, int PACK>
 __global__ void __launch_bounds__(256, 1)
 sm90_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -260,7 +260,7 @@ sm90_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ 
         load_panels<Tile::VALUE_PANELS, Tile::K_PANEL>(v_at, v_map, v_full, head_kv, keys.start(i), batch);
     };
     if (thread == 0 && wg < keys.count) load_k(wg), load_v(wg);
-    // Not before the wait: a grid after the next one could begin and double up on some SMs, slower than no early launch.
+    // Not before the wait: a grid after the next one could begin and double up on some SMs: slower than full edges.
     grid_release();
     barrier_wait(q_full, 0);
 

@@ -9,18 +9,19 @@
 //             on that number: evening out what a hole leaves would cost the latency of reading it, more than it saves.
 //   grid      (SPLIT * tiles of ROWS / PACK queries, HQ / PACK, B), clusters of SPLIT     block  128: one warpgroup
 //   products  of 64 rows, of which ROWS count: the code runs once, fewer instructions matter more than idle rows
-//   sums      Row m of a tile belongs to block m % SPLIT of the cluster. The others send it their sums in bf16, a packet
-//             of 16 bytes for each 8 columns, with maximum and weight in fp32; it adds them in the order of blocks. The
-//             network between SMs takes 12 bytes a clock: the second product is made 64 columns at a time, and those are
+//   sums      Row m of a tile belongs to block m % SPLIT of the cluster. The others send it their sums in bf16, packets of
+//             16 bytes for each 8 columns, with maximum and weight in fp32; it adds them in the order of blocks. The
+//             network between SMs takes 12 bytes a clock: the second product is made 64 columns at a time, which are
 //             sent while the next are computed.
 //   smem      [panels of 64 columns][rows of 128 swizzled bytes] of q, k, v; received sums; a barrier for each panel of
-//             k, one for v, one for maxima and weights, one for sums. Rows ROWS .. 63 of a product are whatever follows: nobody reads them.
+//             k, one for v, one for maxima and weights, one for sums. Rows ROWS .. 63 of a product are whatever follows:
+//             nobody reads them.
 //   rounding  scores, softmax, sums of a block in fp32; probabilities and a block's sums to bf16; out once, in e4m3
 //             times *inv
 //   tested    tests/kernels/test_sm90_attention_split.py
 #pragma once
 
-// Test builds that must fail: 1 hides one key too few (in KeyTiles), 2 leaves out the sums of the last block, 5 adds the
+// Test builds that must fail: 1 hides one key too few (in KeyTiles), 2 leaves out the sums of the last block, 5 adds
 // sums as if their maxima were equal, 6 leaves the hidden rows of v as they are.
 #ifndef FRTC_SABOTAGE
 #define FRTC_SABOTAGE 0
@@ -41,7 +42,8 @@ struct SplitTile {
     static constexpr int RECEIVED_AT = V_AT + VALUE_PANELS * K_PANEL;
     // From each block: OWN rows of DV sums, then (maximum, weight) of two rows eight apart in 16 bytes.
     static constexpr int OWN = ROWS / SPLIT, STATS_AT = OWN * DV * 2, SOURCE = STATS_AT + OWN * 8;
-    static constexpr int BARRIERS_AT = RECEIVED_AT + SPLIT * SOURCE, STATS_BARRIER_AT = BARRIERS_AT + 8 * (KEY_PANELS + 1);
+    static constexpr int BARRIERS_AT = RECEIVED_AT + SPLIT * SOURCE;
+    static constexpr int STATS_BARRIER_AT = BARRIERS_AT + 8 * (KEY_PANELS + 1);
     static constexpr int PACKETS = OWN * DV / 8, ROUNDS = ceil_div(PACKETS, THREADS);
     static_assert(D % 64 == 0 && DV % 64 == 0 && product_width(BN) == BN);
     static_assert(ROWS % 16 == 0 && ROWS <= 64 && 8 % SPLIT == 0 && PACKETS % 32 == 0);
@@ -53,8 +55,8 @@ __device__ __forceinline__ void pin(u32& x) {
     asm volatile("" : "+r"(x));
 }
 
-// Which keys of a tile this lane's scores are of and somebody sees: bit 2 (n % 16) + e for score n, e of a row. Found while
-// keys are on their way; then two instructions a score instead of six.
+// Which keys this lane's scores are of that somebody sees: bit 2 (n % 16) + e for score n, e of a row. Found while keys
+// are on their way; then two instructions a score instead of six.
 template <int N_TILES>
 struct SeenKeys {
     u32 bits[ceil_div(N_TILES, 16)] = {};
@@ -122,7 +124,7 @@ struct Peer {
         if (threadIdx.x % 4 == 0) store_async(stats, barriers, top[0], weight[0], top[1], weight[1]);
     }
 
-    // One part of the columns: packets of four tiles' pairs. Packet 4 j + t of a row has columns 32 j + 8 i + 2 t + {0, 1}.
+    // One part of the columns. Packet 4 j + t of a row has columns 32 j + 8 i + 2 t + {0, 1} for i = 0 .. 3.
     __device__ __forceinline__ void send(const float (&o)[Tile::PART_TILES][4], int part) const {
 #pragma unroll
         for (int j = 0; j < Tile::PART_TILES / 4; ++j)
@@ -164,7 +166,8 @@ struct Shares {
 
 // One packet of this block's rows, of all blocks, to out.
 template <typename Tile, typename TOut>
-__device__ __forceinline__ void merge_packet(const unsigned char* sums, const Shares<Tile>& shares, TOut* to, bool exists) {
+__device__ __forceinline__ void merge_packet(const unsigned char* sums, const Shares<Tile>& shares, TOut* to,
+                                             bool exists) {
     float all[8] = {};
 #pragma unroll
     for (int r = 0; r < Tile::SPLIT; ++r) {
