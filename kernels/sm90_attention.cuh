@@ -225,7 +225,7 @@ __device__ __forceinline__ void finish_groups(unsigned char* room, float (&o)[Ti
 }
 
 // No pointer is __restrict__: what it points to may be written until grid_wait() returns, and loads of what nobody
-// writes may be moved before it. Strides of out are in elements. group = HQ / HKV. scale is the op's scale times log2(e).
+// writes may be moved before it. Strides of out are in elements. group = HQ / HKV. scale is the op's times log2(e).
 template <typename T, typename TOut, int D, int DV, int BN, int PACK>
 __global__ void __launch_bounds__(256, 1)
 sm90_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,

@@ -9,13 +9,13 @@
 //             on that number: evening out what a hole leaves would cost the latency of reading it, more than it saves.
 //   grid      (SPLIT * tiles of ROWS / PACK queries, HQ / PACK, B), clusters of SPLIT     block  128: one warpgroup
 //   products  of 64 rows, of which ROWS count: the code runs once, fewer instructions matter more than idle rows
-//   sums      Row m of a tile belongs to block m % SPLIT of the cluster. The others send it their sums in bf16, packets of
+//   sums      Row m of a tile belongs to block m % SPLIT of the cluster. The others send their sums in bf16, packets of
 //             16 bytes for each 8 columns, with maximum and weight in fp32; it adds them in the order of blocks. The
 //             network between SMs takes 12 bytes a clock: the second product is made 64 columns at a time, which are
 //             sent while the next are computed.
 //   smem      [panels of 64 columns][rows of 128 swizzled bytes] of q, k, v; received sums; a barrier for each panel of
-//             k, one for v, one for maxima and weights, one for sums. Rows ROWS .. 63 of a product are whatever follows:
-//             nobody reads them.
+//             k, one for v, one for maxima and weights, one for sums. Rows ROWS .. 63 of a product are whatever
+//             follows: nobody reads them.
 //   rounding  scores, softmax, sums of a block in fp32; probabilities and a block's sums to bf16; out once, in e4m3
 //             times *inv
 //   tested    tests/kernels/test_sm90_attention_split.py
