@@ -52,6 +52,7 @@ from tests.kernels.sites_attention import (
     self_site,
     with_mask,
 )
+from tests.kernels.tier import COMPILED
 
 TARGETS = load_targets()
 HOPPER = TARGETS["hopper"]
@@ -230,7 +231,7 @@ def test_scales_are_given_or_found() -> None:
 # ---- what it compiles to --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("target", COMPILED)
 def test_chosen_kernels_of_real_sites_spill_nothing(target: Any) -> None:
     sites = [*REAL, *(in_e4m3(site, per_row) for site in FULL for per_row in (False, True))]
     assert_no_spills([(site, CATALOG.select(site.site, target).config) for site in sites], target)

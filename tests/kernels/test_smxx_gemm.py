@@ -28,6 +28,7 @@ from tests.kernels.sites_gemm import (
     rows,
     scaled,
 )
+from tests.kernels.tier import COMPILED
 
 TARGETS = load_targets()
 EVERY_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
@@ -164,7 +165,7 @@ def jobs_of_every_tile(target: Target, registers: int) -> dict[str, Job]:
     return found
 
 
-@EVERY_TARGET
+@pytest.mark.parametrize("target", COMPILED)
 @pytest.mark.parametrize("registers", [180, pytest.param(0, marks=pytest.mark.full)])
 def test_cubins_do_not_spill(target: Target, registers: int) -> None:
     """The stack frame of a thread is empty."""

@@ -31,6 +31,7 @@ from tests.kernels.sites_gemm import (
     scaled_sites,
 )
 from tests.kernels.sites_policies import policy_sites
+from tests.kernels.tier import IN_TIER
 
 TARGETS = load_targets()
 HOPPER, A100 = TARGETS["hopper"], TARGETS["a100"]
@@ -141,8 +142,7 @@ def jobs_of_every_tile(target: Target, x: str, registers: int) -> dict[str, Job]
 @pytest.mark.parametrize("x", KINDS)
 @pytest.mark.parametrize(
     ("target", "registers"),
-    [(name, 200) for name in ("hopper", "rtx4090", "orin")]
-    + [pytest.param(name, 0, marks=pytest.mark.full) for name in TARGETS],
+    [(name, 200) for name in IN_TIER] + [pytest.param(name, 0, marks=pytest.mark.full) for name in TARGETS],
 )
 def test_cubins_do_not_spill(target: str, registers: int, x: str) -> None:
     if x == "e4m3" and "fp8" not in TARGETS[target].has:
