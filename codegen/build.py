@@ -200,7 +200,8 @@ def _compile(
 
 
 def _stage(name: str, emitted: list[Emitted], target: Target, index: Mapping[Job, int], rounds: int) -> Stage:
-    calls = with_dependences([call_of(e, target, index) for e in emitted], rounds)
+    meets = [any(stage.meets for stage in _stages(e, target)) for e in emitted]
+    calls = with_dependences([call_of(e, target, index) for e in emitted], rounds, meets)
     verify_no_race(calls, rounds)
     return Stage(name, calls)
 
@@ -209,7 +210,8 @@ def call_of(e: Emitted, target: Target, index: Mapping[Job, int]) -> Call:
     """The record of a call whose buffers have their offsets. index: place of each kernel among the compiled ones."""
     launches = []
     for stage in _stages(e, target):
-        launches.append(_launch(stage, index[Job.of(stage, target)], target))
+        known = all((place := e.operands[i]) is not None and place.buffer.space == plan.WEIGHTS for i in stage.ahead)
+        launches.append(_launch(stage, index[Job.of(stage, target)], target, known))
     return Call(
         name=e.name,
         op=e.site.op,
@@ -222,8 +224,11 @@ def call_of(e: Emitted, target: Target, index: Mapping[Job, int]) -> Call:
     )
 
 
-def _launch(stage: KernelStage, kernel: int, target: Target) -> Launch:
-    """It is early where the target can and the kernel waits: nobody else may be, the reader cannot tell."""
+def _launch(stage: KernelStage, kernel: int, target: Target, known: bool) -> Launch:
+    """It is early where the target can, the kernel waits, and what it reads before is `known`: weights.
+
+    Nobody else may be, the reader cannot tell.
+    """
     return Launch(
         kernel,
         stage.grid,
@@ -234,7 +239,7 @@ def _launch(stage: KernelStage, kernel: int, target: Target) -> Launch:
             TensorMap((m.of.kind, int(m.of.value)), m.dtype, m.extents, m.strides, m.box, m.swizzle)
             for m in stage.tensormaps
         ),
-        early=stage.waits and "pdl" in target.has,
+        early=stage.waits and known and "pdl" in target.has,
     )
 
 

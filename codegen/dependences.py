@@ -58,10 +58,11 @@ class Touched:
         )
 
 
-def with_dependences(calls: Sequence[Call], rounds: int = 1) -> tuple[Call, ...]:
+def with_dependences(calls: Sequence[Call], rounds: int = 1, meets: Sequence[bool] = ()) -> tuple[Call, ...]:
     """The calls with `after` filled: the fewest edges whose paths order all conflicting pairs.
 
     rounds   of the repeat around the program: its tables step as often
+    meets    calls whose blocks wait for each other: two of them at once could each hold what the other needs
     """
     touched = [Touched.by(call, rounds) for call in calls]
     before: list[int] = []  # bit set of everything that must precede call i
@@ -69,7 +70,8 @@ def with_dependences(calls: Sequence[Call], rounds: int = 1) -> tuple[Call, ...]
     for i, call in enumerate(calls):
         known, after = 0, []
         for j in range(i - 1, -1, -1):
-            if not known >> j & 1 and touched[j].conflicts(touched[i]):
+            together = bool(meets) and meets[i] and meets[j]
+            if not known >> j & 1 and (together or touched[j].conflicts(touched[i])):
                 after.append(j)
                 known |= before[j] | 1 << j
         before.append(known)

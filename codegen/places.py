@@ -1,7 +1,8 @@
 """Where values live: buffers, and places in them.
 
 A Buffer is bytes in one space; its offset is known once memory is planned. A Place is a strided view of a buffer. Rows
-(the last axis) start at multiples of 16 bytes, so that kernels may load vectors whatever the model's sizes are.
+(the last axis) start at multiples of 16 bytes, long ones of 128 (runtime/plan.py), so that kernels may load vectors
+whatever the model's sizes are.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Place:
 
 
 def padded(type: Type) -> Strided:
-    """Row-major, each row at a multiple of 16 bytes."""
+    """Row-major, each row at the pitch of rows."""
     if type.rank < 2:
         return Strided.packed(type.shape)
     inner = Strided.packed((*type.shape[:-1], padded_row(type)))

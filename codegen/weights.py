@@ -18,6 +18,7 @@ from frtc.kernels.reference import REFERENCES
 from frtc.lowering.interpret import run
 from frtc.lowering.ir import Graph, Node, Type, make, rebuild, tensor, walk
 from frtc.lowering.ops import POINTWISE, slice_
+from frtc.runtime.plan import row_pitch
 
 Array = np.ndarray[Any, Any]
 Lookup = Callable[[str], Array]  # parameter -> its value in any float type
@@ -212,8 +213,8 @@ def _reshape_rows(node: Node, source: Node, start: int, stop: int) -> Node | Non
 
 
 def padded_row(type: Type) -> int:
-    """Elements from one row (last axis) to the next in memory: rows start at multiples of 16 bytes."""
+    """Elements from one row (last axis) to the next in memory."""
     size = DTYPES[type.dtype].itemsize
     if type.rank < 2:
         return type.shape[-1] if type.shape else 1
-    return -(-type.shape[-1] * size // 16) * 16 // size
+    return row_pitch(type.shape[-1] * size) // size

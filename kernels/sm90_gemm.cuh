@@ -12,9 +12,10 @@
 // A tile is WARPGROUPS parts of 64 BLOCKS rows by WN columns: above each other (rows), beside each other (columns), or the
 // warpgroups take turns at whole tiles (turns: one multiplies while the other stores).
 //
-// PERMUTED: the tensor map of w hands its rows over in another order, so that each thread's accumulators are eight columns
-// side by side: row 32 J + 8 t + 2 j + i of w is column 32 J + 8 j + 2 t + i of the product (t the thread of its four). Else
-// the four threads exchange their accumulators.
+// Order::permuted: the tensor map of w hands its rows over in another order, so that each thread's accumulators are eight
+// columns side by side: row 32 J + 8 t + 2 j + i of w is column 32 J + 8 j + 2 t + i of the product (t the thread of its
+// four). Order::plain: the four threads exchange their accumulators. Order::whole: N is no multiple of 32; the last tile is
+// plain, by a map of its own, the others are permuted.
 //
 // SPLIT > 1: the blocks of a cluster share K. Columns 8 c .. 8 c + 7 belong to block c % SPLIT, which adds the partial sums
 // in the order of the blocks and stores them. Sums travel in fp32 by st.async, so the result is that of one fixed order.
@@ -29,6 +30,7 @@
 namespace frtc {
 
 enum class Parts { rows, columns, turns };
+enum class Order { plain, permuted, whole };
 
 template <int BLOCKS_, int WN_, Parts PARTS_, int WARPGROUPS_, int STAGES_, int SPLIT_, bool PERSISTENT_>
 struct WgmmaTile {
@@ -102,15 +104,21 @@ struct Work {
     __device__ __forceinline__ int n0(int tile) const { return (TILE::PERSISTENT ? tile / tall : blockIdx.y) * TILE::BN; }
 };
 
-template <typename TILE, typename T, bool PERMUTED>
-__device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap& x, const TensorMap& w, const int* rows, int M,
-                                        int N, int k_chunks) {
+// Whether the rows of w that begin at n0 are handed over in the other order.
+template <typename TILE, Order ORDER>
+__device__ __forceinline__ bool permuted(int n0, int N) {
+    return ORDER == Order::permuted || (ORDER == Order::whole && n0 + TILE::BN <= N);
+}
+
+template <typename TILE, typename T, Order ORDER>
+__device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap& x, const TensorMap& w, const TensorMap& plain_w,
+                                        const int* rows, int M, int N, int k_chunks) {
     constexpr int K = TILE::ROW / sizeof(T);
     const auto load_w = [&](int stage, int n0, int chunk) {
-        if constexpr (PERMUTED) {
+        if (permuted<TILE, ORDER>(n0, N)) {
             tensor_load(ring.w(stage), w, ring.full + 8 * stage, chunk * K, 0, 0, 0, n0 / 32);
         } else {
-            tensor_load(ring.w(stage), w, ring.full + 8 * stage, chunk * K, n0);
+            tensor_load(ring.w(stage), plain_w, ring.full + 8 * stage, chunk * K, n0);
         }
     };
     int ahead = 0;  // stages whose w is on its way
@@ -316,6 +324,27 @@ __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Rin
     }
 }
 
+// Adds what other blocks of the cluster have of the tile, and stores it.
+template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
+__device__ __forceinline__ void deliver_as(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0,
+                                           int n0, int M) {
+    if constexpr (TILE::SPLIT > 1) {
+        send_sums<TILE, PERMUTED>(acc, ring, m0, M);
+        store_sums<VECTORS, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
+    } else {
+        store_tile<VECTORS, TILE, PERMUTED>(acc, epilogue, m0, n0);
+    }
+}
+template <typename TILE, bool PERMUTED, typename EPILOGUE>
+__device__ __forceinline__ void deliver(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0, int n0,
+                                        int M) {
+    if (epilogue.whole()) {
+        deliver_as<true, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
+    } else {
+        deliver_as<false, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
+    }
+}
+
 // Barriers of the ring: full counts the producer and its bytes, empty the warpgroups that have read; sums the bytes of the
 // other blocks; turns one for each warpgroup.
 template <typename TILE>
@@ -330,9 +359,9 @@ __device__ __forceinline__ void init_barriers(const Ring<TILE>& ring, int m0, in
     if constexpr (TILE::SPLIT > 1) barrier_expect(ring.sums, (TILE::SPLIT - 1) * min(M - m0, TILE::BM) * (TILE::BN / TILE::SPLIT) * 4);
 }
 
-template <typename T, typename TILE, typename EPILOGUE, bool PERMUTED, typename... ARGUMENTS>
-__device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& w, const int* rows, int M, int N, int K,
-                                           ARGUMENTS... of_epilogue) {
+template <typename T, typename TILE, typename EPILOGUE, Order ORDER, typename... ARGUMENTS>
+__device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& w, const TensorMap& plain_w, const int* rows,
+                                           int M, int N, int K, ARGUMENTS... of_epilogue) {
     extern __shared__ u8 unaligned[];
     const u32 start = shared_address(unaligned), base = (start + 1023) & ~1023u;
     const Ring<TILE> ring(base);
@@ -344,7 +373,7 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
 
     if (threadIdx.x >= TILE::CONSUMERS) {
         if constexpr (TILE::UNEVEN) registers_down<TILE::PRODUCER_REGISTERS>();
-        if (threadIdx.x == TILE::CONSUMERS) produce<TILE, T, PERMUTED>(ring, x, w, rows, M, N, k_chunks);
+        if (threadIdx.x == TILE::CONSUMERS) produce<TILE, T, ORDER>(ring, x, w, plain_w, rows, M, N, k_chunks);
     } else {
         if constexpr (TILE::UNEVEN) registers_up<TILE::REGISTERS>();
         grid_wait();
@@ -369,18 +398,11 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
             if constexpr (TILE::PARTS == Parts::turns) {
                 if (threadIdx.x % 128 == 0) barrier_arrive(ring.turns + 8 * (group ^ 1));
             }
-            if constexpr (TILE::SPLIT > 1) {
-                cluster_wait();
-                send_sums<TILE, PERMUTED>(acc, ring, m0, M);
-                if (epilogue.whole()) {
-                    store_sums<true, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
-                } else {
-                    store_sums<false, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
-                }
-            } else if (epilogue.whole()) {
-                store_tile<true, TILE, PERMUTED>(acc, epilogue, m0, n0);
+            if constexpr (TILE::SPLIT > 1) cluster_wait();
+            if (permuted<TILE, ORDER>(n0, N)) {
+                if constexpr (ORDER != Order::plain) deliver<TILE, true>(acc, ring, epilogue, m0, n0, M);
             } else {
-                store_tile<false, TILE, PERMUTED>(acc, epilogue, m0, n0);
+                if constexpr (ORDER != Order::permuted) deliver<TILE, false>(acc, ring, epilogue, m0, n0, M);
             }
             if constexpr (!TILE::PERSISTENT) {
                 epilogue.template finish<TILE::CONSUMERS, TILE::SPLIT>(unaligned + (base - start), m0);
@@ -389,18 +411,18 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
     }
 }
 
-template <typename T, typename TILE, typename EPILOGUE, bool PERMUTED, typename... ARGUMENTS>
+template <typename T, typename TILE, typename EPILOGUE, Order ORDER, typename... ARGUMENTS>
 __global__ void __launch_bounds__(TILE::THREADS, 1)
-sm90_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const int* rows, int M, int N, int K,
-          ARGUMENTS... of_epilogue) {
-    wgmma_gemm<T, TILE, EPILOGUE, PERMUTED>(x, w, rows, M, N, K, of_epilogue...);
+sm90_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap plain_w,
+          const int* rows, int M, int N, int K, ARGUMENTS... of_epilogue) {
+    wgmma_gemm<T, TILE, EPILOGUE, ORDER>(x, w, plain_w, rows, M, N, K, of_epilogue...);
 }
 
-template <typename T, typename TILE, typename EPILOGUE, bool PERMUTED, typename... ARGUMENTS>
+template <typename T, typename TILE, typename EPILOGUE, Order ORDER, typename... ARGUMENTS>
 __global__ void __cluster_dims__(1, 1, TILE::SPLIT) __launch_bounds__(TILE::THREADS, 1)
-sm90_split_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const int* rows, int M, int N, int K,
-                ARGUMENTS... of_epilogue) {
-    wgmma_gemm<T, TILE, EPILOGUE, PERMUTED>(x, w, rows, M, N, K, of_epilogue...);
+sm90_split_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
+                const __grid_constant__ TensorMap plain_w, const int* rows, int M, int N, int K, ARGUMENTS... of_epilogue) {
+    wgmma_gemm<T, TILE, EPILOGUE, ORDER>(x, w, plain_w, rows, M, N, K, of_epilogue...);
 }
 
 }  // namespace frtc

@@ -22,6 +22,23 @@ ROW = 128  # bytes of K in a chunk: the widest swizzle
 GROUP = 32  # columns whose rows of w a tensor map can hand over in another order
 ALIGN = 1024  # of the ring: eight swizzled rows
 
+# What a tile takes beside what its bytes and products say: measured on an H200 at sizes of real policies.
+FACTORS = {
+    (3, 128, "turns", 2): 0.92,
+    (2, 128, "turns", 2): 1.2,
+    (1, 256, "turns", 2): 1.2,
+    (1, 96, "rows", 3): 0.8,
+    (1, 64, "rows", 3): 0.78,
+    (1, 160, "rows", 2): 1.2,
+    (1, 128, "rows", 2): 1.05,
+    (1, 96, "columns", 2): 1.15,
+    (1, 160, "rows", 1): 1.25,
+    (1, 128, "rows", 1): 1.2,
+    (1, 64, "rows", 2): 0.85,
+    (1, 64, "columns", 2): 0.9,
+}
+LINE, BROKEN_LINES = 128, 1.6  # rows that begin inside a line of memory
+
 # BLOCKS, WN, PARTS, WARPGROUPS: parts of 64 BLOCKS rows by WN columns, arranged as sm90_gemm.cuh says.
 SHAPES = (
     (3, 128, "turns", 2),  # 192 x 128: 560 rows are 2.92 tiles; many tiles, each stored while the next is multiplied
@@ -228,6 +245,9 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
     read = parts * ROW // 32 * (64 + tile.wn) * 32
     smem = (read + tile.stage_bytes) / SMEM_BYTES_PER_CLOCK / SMEM_SHARE
     clocks = max(tile.bm * tile.bn / MULTIPLIED_PER_CLOCK, smem)
+    if any(m.ld * DTYPES[m.dtype].itemsize % LINE and rows > 1 for m, rows in ((p.x, p.m), (p.w, p.n))):
+        clocks *= BROKEN_LINES
+    clocks *= FACTORS.get((tile.blocks, tile.wn, tile.parts, tile.warpgroups), 1.0)
     busy_us = on_busiest * chunks * clocks / CLOCK * 1e6
     if busy_us > SHORT_US:
         busy_us *= CLOCK / LOADED_CLOCK
@@ -248,22 +268,24 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
 
 def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: Sequence[Argument]) -> Stage:
     """The launch of sm90_gemm.cuh with an epilogue: its C++ type, and what it takes."""
-    permuted = p.n % GROUP == 0
-    flag, kernel = str(permuted).lower(), "sm90_split_gemm" if tile.split > 1 else "sm90_gemm"
+    order = "plain" if p.n < GROUP else "permuted" if p.n % GROUP == 0 else "whole"
+    kernel = "sm90_split_gemm" if tile.split > 1 else "sm90_gemm"
     rows = NULL if p.rows is None else Param("operand", p.rows)
-    maps = (_rows_map(p.x, p.m, p.k, tile.bm), (_permuted_map if permuted else _rows_map)(p.w, p.n, p.k, tile.bn))
+    plain = _rows_map(p.w, p.n, p.k, tile.bn)
+    maps = (_rows_map(p.x, p.m, p.k, tile.bm), plain if order == "plain" else _permuted_map(p.w, p.n, p.k, tile.bn), plain)
     return Stage(
         source="sm90_gemm.cuh",
-        entry=f"frtc::{kernel}<{p.x.cuda}, {tile.cuda}, {epilogue}, {flag}, {types_of(arguments)}>",
+        entry=f"frtc::{kernel}<{p.x.cuda}, {tile.cuda}, {epilogue}, frtc::Order::{order}, {types_of(arguments)}>",
         grid=tile.grid(p, target),
         block=tile.threads,
         smem=tile.smem,
         params=(
-            Param("tensormap", 0), Param("tensormap", 1), rows,
+            *(Param("tensormap", i) for i in range(3)), rows,
             *(Param("i32", value) for value in (p.m, p.n, p.k)), *params_of(arguments),
         ),
         tensormaps=maps,
         waits=True,
+        ahead=(p.w.index,),
     )  # fmt: skip
 
 

@@ -205,7 +205,7 @@ def stages(site: Site, config: Config, target: Target, loop: Mainloop = smxx_gem
     epilogue = f"frtc::Finished<{p.epilogue()}, {numbers}, {_norm(site)}, {spread}>"
     own = _arguments(site, p, Param("counters", loop.counters(p, tile)), s_at)
     stage = loop.stage(p, tile, target, epilogue, (*own, *arguments))
-    return (replace(stage, source=f"{loop.header}_finish_gemm.cuh"),)
+    return (replace(stage, source=f"{loop.header}_finish_gemm.cuh", meets=config["FINISH"] == "spread"),)
 
 
 def _staged(argument: Argument, site: Site, s_at: Param) -> Argument:

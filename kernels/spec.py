@@ -96,6 +96,9 @@ class Stage:
     tensormaps  what parameters of kind "tensormap" are
     waits       every thread calls grid_wait() (kernels/ptx.cuh) before it touches anything but weights, so that the
                 launch may begin before those that it depends on have ended
+    ahead       places of operands that are read before grid_wait() all the same: the launch is early only where they
+                are weights
+    meets       its blocks wait for each other, all on SMs at once: no other such launch may run beside it
     """
 
     source: str
@@ -107,6 +110,8 @@ class Stage:
     context: Mapping[str, Any] = field(default_factory=dict)
     tensormaps: tuple[TensorMap, ...] = ()
     waits: bool = False
+    ahead: tuple[int, ...] = ()
+    meets: bool = False
 
 
 Config = Mapping[str, Any]  # one candidate: template arguments by name

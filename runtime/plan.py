@@ -15,7 +15,15 @@ from typing import Any
 from frtc.kernels.dtypes import DTYPES
 
 SCHEMA = "frtc.plan/1"
-ROW_ALIGN = 16  # bytes; rows of weights, arena and state start at multiples of it
+# Bytes: rows of weights, arena and state start at multiples of ROW_ALIGN, long ones of LONG_ALIGN: a tile of rows that
+# begin in the middle of a 128-byte line costs wgmma's products up to 1.6 times the time (512 x 1152 x 4304 on an H200).
+ROW_ALIGN, LONG_ALIGN, LONG = 16, 128, 1024
+
+
+def row_pitch(nbytes: int) -> int:
+    """Bytes from row to row where a row has so many."""
+    align = LONG_ALIGN if nbytes >= LONG else ROW_ALIGN
+    return -(-nbytes // align) * align
 
 WEIGHTS, ARENA, STATE, SLOT = "weights", "arena", "state", "slot"
 SPACES = (WEIGHTS, ARENA, STATE, SLOT)
@@ -154,11 +162,11 @@ class WeightEntry:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape in memory: with two or more axes, the last one is padded to a multiple of ROW_ALIGN bytes."""
+        """The shape in memory: with two or more axes, the last one is padded to the pitch of rows."""
         if len(self.shape) < 2:
             return self.shape
         size = DTYPES[self.dtype].itemsize
-        return (*self.shape[:-1], -(-self.shape[-1] * size // ROW_ALIGN) * ROW_ALIGN // size)
+        return (*self.shape[:-1], row_pitch(self.shape[-1] * size) // size)
 
     @property
     def nbytes(self) -> int:

@@ -66,3 +66,10 @@ def test_the_verifier_misses_no_removed_edge() -> None:
 def test_an_edge_to_a_later_call_is_refused() -> None:
     with pytest.raises(Race, match="does not come before"):
         verify_no_race([replace(call("a", [], [A]), after=(0,))])
+
+
+def test_calls_that_meet_are_never_at_once() -> None:
+    """Two whose blocks wait for each other follow each other although they touch nothing in common."""
+    calls = (call("a", [], [A]), call("b", [], [B]), call("c", [], [C]))
+    assert after(*calls) == [(), (), ()]
+    assert [c.after for c in with_dependences(calls, meets=[True, False, True])] == [(), (), (0,)]

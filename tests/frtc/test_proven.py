@@ -47,13 +47,13 @@ def of_another_family(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("target", "family", "refused"),
-    [("hopper", "baseline", False), ("hopper", "baseline+sm_90a", True), ("hopper", "sm_90a", True),
-     ("thor", "baseline", False), ("thor", "baseline+sm_110a", True)],
+    [("hopper", "baseline", False), ("hopper", "baseline+sm_90a", False), ("hopper", "sm_90a", False),
+     ("thor", "baseline", False), ("thor", "baseline+sm_110a", True), ("rtx5090", "sm_120a", True)],
 )  # fmt: skip
 def test_what_needs_a_proof(
     target: str, family: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the kernels' family; and nothing is uploaded before."""
+    """By the kernels' family and whether they have run; and nothing is uploaded before."""
     made = small_plan.program(target)
     assert bool(unproven(replace(made.target, family=family))) == refused
     small_plan.write(tmp_path / "a.plan", replace(made, target=replace(made.target, family=family)))
@@ -83,7 +83,7 @@ def test_a_passed_self_test_is_noted(
 
     def require_refusal() -> None:
         said = call(capsys, "run", demo.plan)
-        assert (said.code, said.error) == (5, "plan.untested") and "not the default" in said.err
+        assert (said.code, said.error) == (5, "plan.untested") and "have not run on" in said.err
         assert f"`frtc verify {demo.plan} --self-test`" in said.err
 
     require_refusal()

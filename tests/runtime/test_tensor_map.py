@@ -62,7 +62,7 @@ def test_what_is_encoded(session: Session, api: NullApi) -> None:
     rest = (INTERLEAVE, SWIZZLE(0), WIDTH.CU_TENSOR_MAP_L2_PROMOTION_L2_128B, FILL)
     f32 = TYPE.CU_TENSOR_MAP_DATA_TYPE_FLOAT32
     of_x = (f32, 2, x, [12, 3], [48], [16, 4], [1, 1], *rest)
-    of_rows = [(f32, 1, table + 48 * k, [12], [], [16], [1], *rest) for k in range(3)]
+    of_rows = [(f32, 1, table + 48 * k, [12], [16], [16], [1], *rest) for k in range(3)]
     assert encodings(api) == [of_x, of_rows[0], of_x, of_rows[1], of_x, of_rows[2]]
     nodes = session.graphs[""].executable.nodes
     assert [kernel.arguments[:2] for *_, kernel in nodes] == [[0, 1], [2, 3], [4, 5]]
