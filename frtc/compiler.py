@@ -225,15 +225,17 @@ def optimise(
 
     if options.policy.strict:
         require_no_fallen(precision)
-    passes = pipeline(implements(target, families_for(target, options.family)), precision, notes.append, named)
+    families = families_for(target, options.family)
+    passes = pipeline(implements(target, families), precision, notes.append, named)
     module, report = run_passes(module, passes, settings)
-    made = PrecisionReport.of(precision, target, module, notes)
+    made = PrecisionReport.of(precision, target.multiplies_fp8(families), module, notes)
     return Optimised(module, policy, report, made)
 
 
 def resolved(options: CompileOptions, target: Target) -> Asked:
     """The precision that was asked for, or the GPU's default; refused where the GPU cannot."""
-    asked = Asked(options.precision or default_kind(target), options.stages, options.keep)
+    kind = options.precision or default_kind(target, families_for(target, options.family))
+    asked = Asked(kind, options.stages, options.keep)
     require_possible(asked, target)
     return asked
 

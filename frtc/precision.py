@@ -25,7 +25,7 @@ from frtc.lowering.ir import Module
 from frtc.passes.precision import KINDS, Precision, Share, shares_of
 from frtc.passes.quantize import SCALE, Note
 from frtc.passes.sites import sites_of
-from frtc.products import NATIVE, meaning
+from frtc.products import meaning
 
 if TYPE_CHECKING:
     from frtc.compiler import Opened
@@ -77,9 +77,9 @@ def _wrong(path: Path, what: str, near: str | None = None) -> UsageError:
     return UsageError("precision.file", what, rows, "docs/numerics.md shows such a file")
 
 
-def default_kind(target: Target) -> str:
-    """FP8 where the GPU has instructions for it, else weights in 8 bits."""
-    return "fp8" if NATIVE in target.has else "w8a16"
+def default_kind(target: Target, families: Sequence[str]) -> str:
+    """FP8 where the kernels multiply it at a rate of its own, else weights in 8 bits."""
+    return "fp8" if target.multiplies_fp8(families) else "w8a16"
 
 
 def require_possible(asked: Asked, target: Target) -> None:
@@ -126,10 +126,11 @@ class PrecisionReport:
     notes: tuple[Note, ...]
 
     @staticmethod
-    def of(precision: Precision, target: Target, module: Module, notes: Sequence[Note]) -> PrecisionReport:
+    def of(precision: Precision, native: bool, module: Module, notes: Sequence[Note]) -> PrecisionReport:
+        """native: the kernels multiply FP8 at a rate of its own."""
         used = any(n.kind == "fp8" for n in notes)
         scales = ("static" if precision.static else "per row") if used else ""
-        words = meaning(precision.kind, target.has)
+        words = meaning(precision.kind, native)
         return PrecisionReport(precision.kind, words, scales, tuple(shares_of(module)), tuple(notes))
 
     @property

@@ -15,13 +15,12 @@ from frtc.kernels.targets import load_targets
 from frtc.runtime.plan import WEIGHTS, Program
 from frtc.selftest import precision_of
 
-NATIVE = "fp8_mma"  # feature of a target whose mma.sync multiplies FP8
 MEANING = {
     "f32": "32-bit weights and activations",
     "bf16": "16-bit weights and activations",
     "w8a16": "FP8 storage of weights, bf16 rate",
     "fp8": "FP8 x FP8",
-    "emulated": "FP8 storage, bf16 rate: this GPU's mma.sync has no FP8",
+    "emulated": "FP8 storage, bf16 rate: these kernels have no instructions of this GPU for FP8",
 }
 
 
@@ -41,9 +40,9 @@ class Product:
     scales: str
 
 
-def meaning(kind: str, target_has: frozenset[str]) -> str:
-    """What a kind is on a GPU, in words."""
-    return MEANING["emulated" if kind == "fp8" and NATIVE not in target_has else kind]
+def meaning(kind: str, native: bool) -> str:
+    """What a kind is, in words. native: the kernels multiply FP8 at a rate of its own."""
+    return MEANING["emulated" if kind == "fp8" and not native else kind]
 
 
 def products_of(program: Program) -> list[Product]:
@@ -82,4 +81,5 @@ def precision_rows(program: Program) -> list[tuple[str, str]]:
 
 def _headline(program: Program) -> dict[str, str]:
     kind, target = precision_of(program), load_targets().get(program.target.name)
-    return {"kind": kind, "meaning": meaning(kind, target.has if target else frozenset())}
+    native = target is not None and target.multiplies_fp8(program.target.family.split("+"))
+    return {"kind": kind, "meaning": meaning(kind, native)}

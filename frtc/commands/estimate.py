@@ -109,8 +109,9 @@ def _of_checkpoint(
 
     def price(target: Target) -> Estimate:
         require_possible(asked, target)
-        precision = Precision(asked.kind or default_kind(target), dict(asked.stages), asked.keep, args.static_scales)
         families = families_for(target, args.family)
+        kind = asked.kind or default_kind(target, families)
+        precision = Precision(kind, dict(asked.stages), asked.keep, args.static_scales)
         module = optimised(traced, target, families, precision, asked)
         calls = calls_of_module(module, target, families)
         return Estimate.of(calls, target, precision.kind, rounds_of_module(module.schedule), fit)

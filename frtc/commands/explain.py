@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> Result:
         opened = open_model(args.checkpoint, CompileOptions(policy_options(args), **choices(args)))
         module = import_module(opened, progress=progress)
         progress.close()
-    precision = Precision(asked.kind or default_kind(target), dict(asked.stages), asked.keep)
+    precision = Precision(asked.kind or default_kind(target, families), dict(asked.stages), asked.keep)
 
     def named(front: Module) -> Module:
         require_known(asked, front)

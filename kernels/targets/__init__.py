@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from frtc import plugins
@@ -18,8 +19,8 @@ class Target:
     smem_per_block, smem_per_sm, l2   bytes
     dram          bytes per second, nominal
     tflops        dense tensor-core rate by operand type, in 10^12 operations per second, fp32 accumulation
-    has           features a kernel may need: "cp.async", "tma", "wgmma", "tcgen05", "block_scaled_mma",
-                  "fp8" (storage and conversion), "fp8_mma" (mma.sync e4m3 is native, not emulated)
+    has           features a kernel may need: "cp.async", "tma", "pdl" (programmatic dependent launch), "wgmma",
+                  "tcgen05", "block_scaled_mma", "fp8" (storage and conversion), "fp8_mma" (mma.sync e4m3 is native, not emulated)
     min_driver    oldest driver branch that loads our cubins
     nvrtc_major   the NVRTC line that must produce the cubins
     family        kernels that are used where nobody asks for others: "baseline", or "native", the target's own, too
@@ -44,6 +45,10 @@ class Target:
     evidence: str
     source: str
     family: str = "baseline"
+
+    def multiplies_fp8(self, families: Iterable[str]) -> bool:
+        """Whether kernels of these families multiply FP8 at a rate of its own."""
+        return "fp8_mma" in self.has or ("wgmma" in self.has and self.nvcc in families)
 
     def families(self, asked: str | None = None) -> tuple[str, ...]:
         """The kernel families that "baseline", "native" or nothing in particular allows."""
