@@ -132,7 +132,8 @@ def main() -> int:
                 timed.append({"kernel": name, "estimated_us": choice.cost_us, "us": answer.us, "failed": answer.failed})
             if size not in libraries:
                 libraries[size] = torch_us(*size)
-            rows.append({"stage": stage, "op": question.site.op, "size": size, "torch_us": libraries[size], "timed": timed})
+            library = {"torch_us": libraries[size], "timed": timed}
+            rows.append({"stage": stage, "op": question.site.op, "size": size, **library})
             show(rows[-1])
     report.write("product_times", report.about("bench.product_times", "cuda") | {"rows": rows})
     return 0
@@ -143,7 +144,8 @@ def show(row: dict[str, Any]) -> None:
     print(f"{row['stage']:14s} {row['op']:16s} {dtype} {m}x{n}x{k}  torch {row['torch_us']:.2f}")
     for each in sorted(row["timed"], key=lambda t: t["us"] or 1e9):
         share = row["torch_us"] / each["us"] if each["us"] else 0.0
-        print(f"    {each['us']:8.2f} us  estimated {each['estimated_us']:7.2f}  share {share:5.2f}  {each['kernel']} {each['failed']}")
+        times = f"{each['us']:8.2f} us  estimated {each['estimated_us']:7.2f}  share {share:5.2f}"
+        print(f"    {times}  {each['kernel']} {each['failed']}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ choice = CATALOG.select(site, target)        # choice.kernel, choice.config; pri
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from frtc import plugins
 from frtc.errors import FrtcError
@@ -45,7 +45,7 @@ class Choice:
     config: Config
     cost_us: float
     rejected: tuple[tuple[str, str], ...] = ()
-    pick: Pick = Pick()
+    pick: Pick = field(default_factory=Pick)
 
     def __str__(self) -> str:
         tactic = self.pick.tactic

@@ -1,4 +1,4 @@
-"""A mainloop: a way to multiply x and w, whatever becomes of the accumulators. Kernels with other epilogues build on it."""
+"""A mainloop: a way to multiply x and w, whatever becomes of the accumulators; kernels differ by what builds on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from frtc.kernels.targets import Target
 
 
 class Tile(Protocol):
-    """One instance of a mainloop's template. free: bytes of shared memory that the epilogue may use; warps that store."""
+    """One instance of a mainloop's template. free: bytes of shared memory for the epilogue; warps: those that store."""
 
     @property
     def bm(self) -> int: ...

@@ -253,7 +253,7 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
         busy_us *= CLOCK / LOADED_CLOCK
     # A warpgroup issues its products one chunk at a time: about 70 clocks beyond their own.
     busy_us = max(busy_us, on_busiest * chunks * (tile.blocks * tile.wn * 2 + 70) / CLOCK * 1e6)
-    store_us = EIGHT_US * tile.blocks * tile.wn / 16 * tile.warpgroups**0.5
+    store_us = EIGHT_US * tile.blocks * tile.wn / 16 * math.sqrt(tile.warpgroups)
     stores_us = store_us if tile.persistent else on_busiest * (store_us + 0.3)
     split_us = SPLIT_US + 0.02 * tile.wn if tile.split > 1 else 0.0
     dram_us = p.nbytes / (DRAM_SHARE * target.dram) * 1e6
@@ -272,7 +272,8 @@ def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: S
     kernel = "sm90_split_gemm" if tile.split > 1 else "sm90_gemm"
     rows = NULL if p.rows is None else Param("operand", p.rows)
     plain = _rows_map(p.w, p.n, p.k, tile.bn)
-    maps = (_rows_map(p.x, p.m, p.k, tile.bm), plain if order == "plain" else _permuted_map(p.w, p.n, p.k, tile.bn), plain)
+    ordered = plain if order == "plain" else _permuted_map(p.w, p.n, p.k, tile.bn)
+    maps = (_rows_map(p.x, p.m, p.k, tile.bm), ordered, plain)
     return Stage(
         source="sm90_gemm.cuh",
         entry=f"frtc::{kernel}<{p.x.cuda}, {tile.cuda}, {epilogue}, frtc::Order::{order}, {types_of(arguments)}>",

@@ -1,7 +1,8 @@
 """Products whose rows are finished: linear_norm, and linear and gated_linear that find a scale for each row (per_row).
 
-Device code: finish.cuh, smxx_finish_gemm.cuh, and smxx_gemm.cuh or another mainloop. To everything but its finish the site is a linear (or gated_linear)
-over the same operands at the same places, whose result is s, or the rows staged in bf16. What finishes them:
+Device code: finish.cuh, smxx_finish_gemm.cuh, and smxx_gemm.cuh or another mainloop. To everything but its finish the
+site is a linear (or gated_linear) over the same operands at the same places, whose result is s, or the rows staged in
+bf16. What finishes them:
 
     FINISH=panel    in the same launch, the block that stores the last tile of a panel of BM rows
     FINISH=spread   in the same launch, all blocks, once all tiles are stored; where all are on SMs at once
@@ -309,8 +310,20 @@ def counters(site: Site, config: Config, loop: Mainloop = smxx_gemm.MAINLOOP) ->
 
 def kernels_over(loop: Mainloop) -> tuple[Kernel, ...]:
     """Finished rows of a mainloop's products."""
-    parts = [partial(part, loop=loop) for part in (refuse, configs, cost, stages, scratch, counters)]
-    return tuple(Kernel(f"{loop.header}_{name}", op, loop.family, *parts) for op, name in NAMES.items())
+    return tuple(
+        Kernel(
+            name=f"{loop.header}_{name}",
+            op=op,
+            family=loop.family,
+            refuse=partial(refuse, loop=loop),
+            configs=partial(configs, loop=loop),
+            cost=partial(cost, loop=loop),
+            stages=partial(stages, loop=loop),
+            scratch=partial(scratch, loop=loop),
+            counters=partial(counters, loop=loop),
+        )
+        for op, name in NAMES.items()
+    )
 
 
 KERNELS = kernels_over(smxx_gemm.MAINLOOP)

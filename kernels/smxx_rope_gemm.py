@@ -1,7 +1,7 @@
 """linear_rope_qkv: q, k and v of attention by one launch, a mainloop's product with rotation in its epilogue.
 
-Device code: epilogue_rope.cuh, and smxx_gemm.cuh or another mainloop. To everything but its epilogue the site is a linear over the same
-operands at the same places, with one result [S, N].
+Device code: epilogue_rope.cuh, and smxx_gemm.cuh or another mainloop. To everything but its epilogue the site is a
+linear over the same operands at the same places, with one result [S, N].
 """
 
 from __future__ import annotations
@@ -110,8 +110,18 @@ def _arguments(site: Site, p: Product) -> tuple[Argument, ...]:
 
 def kernels_over(loop: Mainloop) -> tuple[Kernel, ...]:
     """linear_rope_qkv by the products of a mainloop."""
-    parts = (partial(part, loop=loop) for part in (refuse, configs, cost, stages, scratch, counters))
-    return (Kernel(f"{loop.header}_rope_gemm", "linear_rope_qkv", loop.family, *parts),)
+    kernel = Kernel(
+        name=f"{loop.header}_rope_gemm",
+        op="linear_rope_qkv",
+        family=loop.family,
+        refuse=partial(refuse, loop=loop),
+        configs=partial(configs, loop=loop),
+        cost=partial(cost, loop=loop),
+        stages=partial(stages, loop=loop),
+        scratch=partial(scratch, loop=loop),
+        counters=partial(counters, loop=loop),
+    )
+    return (kernel,)
 
 
 KERNELS = kernels_over(smxx_gemm.MAINLOOP)

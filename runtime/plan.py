@@ -25,6 +25,7 @@ def row_pitch(nbytes: int) -> int:
     align = LONG_ALIGN if nbytes >= LONG else ROW_ALIGN
     return -(-nbytes // align) * align
 
+
 WEIGHTS, ARENA, STATE, SLOT = "weights", "arena", "state", "slot"
 SPACES = (WEIGHTS, ARENA, STATE, SLOT)
 

@@ -63,7 +63,7 @@ def arguments(api: Any, map: TensorMap, address: int) -> list[Any]:
         rank,
         address,
         [api.cuuint64_t(n) for n in map.extents],
-        [api.cuuint64_t(n) for n in map.strides or (ALIGN,)],  # of one axis there are none, but the address is looked at
+        [api.cuuint64_t(n) for n in map.strides or (ALIGN,)],  # one axis has none, but the driver looks at the address
         [api.cuuint32_t(n) for n in map.box],
         [api.cuuint32_t(1)] * rank,
         api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -37,8 +37,8 @@ def options(parser: argparse.ArgumentParser) -> None:
                         "site; default: fp8 where the GPU has instructions for it, else w8a16")  # fmt: skip
     parser.add_argument("--scales", type=Path, metavar="FILE", help="activation scales of `frtc calibrate`, for fp8; "
                         "without them FP8 finds one for each row as it runs")  # fmt: skip
-    parser.add_argument("--family", choices=FAMILY_NAMES,
-                        help="native: the GPU's own instructions, where kernels for them exist (hopper's default)")  # fmt: skip
+    parser.add_argument("--family", choices=FAMILY_NAMES, help="native: the GPU's own instructions, where kernels "
+                        "for them exist (hopper's default)")  # fmt: skip
     parser.add_argument("--tune", action="store_true", help="measure kernels for every site on the GPU that is here, "
                         "which must be the target's, and take the fastest")  # fmt: skip
     parser.add_argument("--tune-seconds", type=float, default=SECONDS, metavar="S",

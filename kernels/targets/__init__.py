@@ -20,7 +20,7 @@ class Target:
     dram          bytes per second, nominal
     tflops        dense tensor-core rate by operand type, in 10^12 operations per second, fp32 accumulation
     has           features a kernel may need: "cp.async", "tma", "pdl" (programmatic dependent launch), "wgmma",
-                  "tcgen05", "block_scaled_mma", "fp8" (storage and conversion), "fp8_mma" (mma.sync e4m3 is native, not emulated)
+                  "tcgen05", "block_scaled_mma", "fp8" (storage and conversion), "fp8_mma" (mma.sync e4m3 is native)
     min_driver    oldest driver branch that loads our cubins
     nvrtc_major   the NVRTC line that must produce the cubins
     family        kernels that are used where nobody asks for others: "baseline", or "native", the target's own, too

@@ -1,9 +1,6 @@
-"""Products on wgmma: what they accept, tensor maps, machine code; on a GPU every config at sizes that no tile divides."""
+"""Products on wgmma: what they accept, tensor maps, cubins; on a GPU every config at sizes that no tile divides."""
 
 from __future__ import annotations
-
-import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +8,11 @@ import pytest
 from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels import sm90_finish_gemm, sm90_gemm, sm90_rope_gemm
 from frtc.kernels.product import Product, product_of
-from frtc.kernels.spec import Kernel, Operand, Site
+from frtc.kernels.spec import Kernel, Site
 from frtc.kernels.targets import Target, load_targets
-from tests.kernels import harness, sites_finish, sites_gemm, sites_rope_gemm
+from tests.kernels import harness, sites_finish, sites_rope_gemm
 from tests.kernels.device import Gpu
-from tests.kernels.sites_gemm import FULL, gated, inputs_of, limited, linear, scaled
+from tests.kernels.sites_gemm import FULL, gated, inputs_of, linear, scaled
 from tests.kernels.sites_policies import policy_sites
 
 TARGETS = load_targets()

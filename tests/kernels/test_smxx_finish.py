@@ -121,14 +121,16 @@ def test_tall_panels_have_a_launch_of_their_own() -> None:
 def test_few_rows_of_a_panel_finish_sooner() -> None:
     """The finish is in the cost, so that tiles of few rows win where the product alone would take more."""
     site = linear_norm(50, 1024, 4096, "ada", **GATED)
+    configs = smxx_finish_gemm.configs(site, HOPPER)
+    panels_us = [smxx_finish_gemm.panel_us(site, smxx_gemm.Tile.of(config, product(site))) for config in configs]
     finish = {
-        rows: min(smxx_finish_gemm.panel_us(site, smxx_gemm.Tile.of(c, product(site))) for c in smxx_finish_gemm.configs(site, HOPPER) if c["BM"] == rows)
+        rows: min(us for config, us in zip(configs, panels_us, strict=True) if config["BM"] == rows)
         for rows in (16, 32, 64)
     }
     assert finish[16] < finish[32] < finish[64]
-    for config in smxx_finish_gemm.configs(site, HOPPER):
+    for config, panel_us in zip(configs, panels_us, strict=True):
         bare_us = smxx_gemm.cost(smxx_finish_gemm.as_product(site), config, HOPPER)
-        assert smxx_finish_gemm.cost(site, config, HOPPER) == bare_us + smxx_finish_gemm.panel_us(site, smxx_gemm.Tile.of(config, product(site)))
+        assert smxx_finish_gemm.cost(site, config, HOPPER) == bare_us + panel_us
 
 
 @pytest.mark.parametrize("site", [linear_norm(50, 1024, 4096, "ada"), per_row(linear(50, 1000, 4096)),
