@@ -134,19 +134,32 @@ def test_another_model(capsys: Capture, demo: Demo, tmp_path: Path) -> None:
     assert found["weights"] is None and any("weights are not compared" in note for note in found["notes"])
 
 
-def test_two_targets(capsys: Capture, demo: Demo) -> None:
-    hopper = demo.folder / "pi05-hopper.plan"
+def test_two_targets(capsys: Capture, demo: Demo, tmp_path: Path) -> None:
+    """In one precision: each takes kernels of its own, which compute the same."""
+    hopper = tmp_path / "hopper.plan"
+    frtc.compile(demo.checkpoint, "hopper", hopper, frtc.CompileOptions(self_test=False, precision="w8a16"))
     found = differing(capsys, demo.plan, hopper)
-    assert found["differing"] == ["config", "launches", "memory", "program"]
+    assert found["differing"] == ["config", "launches", "program"]
     assert all(c["name"].startswith("target: ") for c in found["config"]["changes"])
     assert found["weights"]["moved"] == [] and found["numbers"]["equal"]
     stages = {s["name"]: s for s in found["launches"]["stages"]}
     assert any(r["op"] == "linear" and "smxx_gemm" in r["a"] for r in stages["prefix"]["retiled"])
+    assert any(r["op"] == "attention" and "sm90_attention" in r["b"] for r in stages["prefix"]["retiled"])
+    text = call(capsys, "diff", demo.plan, hopper).out
+    assert "actions equal to the bit" in text and "compiles, not run" in text and "2 x gated_linear" in text
+
+
+def test_two_precisions(capsys: Capture, demo: Demo) -> None:
+    """Those of two targets where nobody asks: both products' operands in FP8 are other launches and other numbers."""
+    hopper = demo.folder / "pi05-hopper.plan"
+    found = differing(capsys, demo.plan, hopper)
+    assert found["differing"] == ["config", "launches", "memory", "numbers", "program"]
+    precisions = next(c for c in found["config"]["changes"] if c["name"] == "precision")
+    assert (precisions["a"], precisions["b"]) == ("w8a16", "fp8")
+    assert found["weights"]["moved"] == [] and 0 < found["numbers"]["relative"] < 0.05
     program = open_plan(hopper).program
     together = next(c for c in found["memory"] if c["name"] == "together")
     assert together["b"] == program.weights_nbytes + program.arena_nbytes + program.state_nbytes
-    text = call(capsys, "diff", demo.plan, hopper).out
-    assert "actions equal to the bit" in text and "compiles, not run" in text and "2 x gated_linear" in text
 
 
 def test_numbers_of_a_changed_weight(capsys: Capture, plan: Path, changed_plan: Path) -> None:
