@@ -10,12 +10,12 @@ import pytest
 from frtc.products import precision_data, precision_line, precision_rows, products_of
 from tests.frtc.in_memory import KINDS, Maker
 
-STORED = "FP8 storage, bf16 rate: this GPU's mma.sync has no FP8"
+STORED = "FP8 storage, bf16 rate: these kernels have no instructions of this GPU for FP8"
 SAID = {
     "bf16": ("bf16", "16-bit weights and activations", ""),
     "w8a16": ("w8a16", "FP8 storage of weights, bf16 rate", ""),
-    "fp8": ("fp8", STORED, "static"),
-    "rows": ("fp8", STORED, "per row"),
+    "fp8": ("fp8", "FP8 x FP8", "static"),
+    "rows": ("fp8", "FP8 x FP8", "per row"),
 }
 
 
@@ -40,7 +40,16 @@ def test_every_site_is_said(kind: str, maker: Maker) -> None:
     assert dict(precision_rows(program))["prefix"] == f"{count} {said}"
 
 
-def test_where_the_gpu_has_fp8_nothing_is_emulated(maker: Maker) -> None:
+@pytest.mark.parametrize(
+    ("target", "family", "words"),
+    [
+        ("hopper", "baseline+sm_90a", "FP8 x FP8"),
+        ("hopper", "baseline", STORED),
+        ("rtx5090", "baseline", "FP8 x FP8"),
+        ("thor", "baseline", STORED),
+    ],
+)
+def test_who_multiplies_fp8_decides_what_it_is_called(target: str, family: str, words: str, maker: Maker) -> None:
     program = maker.make("fp8").plan.program
-    there = replace(program, target=replace(program.target, name="rtx5090"))
-    assert precision_line(there) == "precision: fp8 (FP8 x FP8)"
+    there = replace(program, target=replace(program.target, name=target, family=family))
+    assert precision_line(there) == f"precision: fp8 ({words})"
