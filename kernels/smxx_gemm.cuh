@@ -278,8 +278,14 @@ __device__ __forceinline__ void store_rows(const Accumulators<TILE>& acc, float*
     }
 }
 
+// Of large warps two blocks share an SM at most; ptxas would spill so that the registers of a third one fit, too.
+template <typename TILE, typename EPILOGUE>
+constexpr int least_blocks_of() {
+    return TILE::WM * TILE::WN >= 48 * 64 ? 1 : least_blocks<EPILOGUE>();
+}
+
 template <typename X, typename W, typename TILE, typename EPILOGUE, bool SPLIT_K, bool K_ROWS, typename... ARGUMENTS>
-__global__ void __launch_bounds__(TILE::THREADS, least_blocks<EPILOGUE>())
+__global__ void __launch_bounds__(TILE::THREADS, least_blocks_of<TILE, EPILOGUE>())
 smxx_gemm(const X* __restrict__ x, const W* __restrict__ w, const int* rows, int M, int N, int K, int ldx,
           int ldw, i64 batch_x, i64 batch_w, float* partial, u32* arrived, ARGUMENTS... of_epilogue) {
     grid_release(), grid_wait();
