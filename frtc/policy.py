@@ -70,7 +70,7 @@ class Policy:
         """Open a Plan, check it from end to end, and put it on a device. Never falls back to the CPU.
 
         device         "cuda", "cuda:1", 1, or "cpu" for the emulator;  stream: a CUDA stream of the caller's
-        untested       accept kernels that are not the default family's although their self-test has not passed here
+        untested       accept kernels that nobody has run on this GPU although their self-test has not passed here
         check_finite   outputs with NaN or infinity are an error that names the stage, `run.nonfinite`; actions that
                        are not finite are refused without it, too, as `output.nonfinite`
         """

@@ -34,8 +34,8 @@ SLACK = 1.05  # a baseline holds if no p50 of today is more than 5 % above it
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N, or cpu: the emulator, slow and exact")
-    parser.add_argument("--untested", action="store_true",
-                        help="run kernels of --family native although their self-test has not passed here")  # fmt: skip
+    parser.add_argument("--untested", action="store_true", help="run kernels that nobody has run on this GPU although "
+                        "their self-test has not passed here")  # fmt: skip
     parser.add_argument("--check-finite", action=argparse.BooleanOptionalAction, default=True,
                         help="exit 3 and name the stage where an output is NaN or infinite (default)")  # fmt: skip
     given = parser.add_argument_group("observation", "what is not given is made from the seed")

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _self_test(policy: Policy, progress: Progress) -> Result:
-    """The self-test; what passed on a GPU is noted, and a Plan of --family native may act there."""
+    """The self-test; what passed on a GPU is noted, and a Plan of kernels that nobody had run may act there."""
     outcome = selftest.check(policy, progress)
     exact = sum(v.exact for v in outcome.values)
     worst = max(outcome.values, key=lambda v: v.error)

@@ -85,8 +85,9 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_target_table_is_what_the_targets_say() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| .* \| baseline \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert dict(rows) == {t.name: t.evidence for t in load_targets().values()}
+    row = r"^\| `(\w+)` \| .* \| (baseline.*) \| (.*) \|$"
+    rows = re.findall(row, (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert rows == [(t.name, ", ".join(t.families()), t.evidence) for t in load_targets().values()]
 
 
 def sources() -> Iterator[tuple[Path, ast.Module]]:
