@@ -1,6 +1,6 @@
 """Which Plans have passed their self-test on which GPU: one small file for each pair, in the cache folder.
 
-Kernels that nobody has run must not be the first thing that moves a robot (docs/design.md, section 5):
+Kernels of one architecture that nobody has run must not be the first that move a robot (docs/design.md, section 5):
 a Plan that holds such kernels acts on a GPU only after `frtc verify PLAN --self-test` has passed on that device.
 """
 
