@@ -94,15 +94,16 @@ def main() -> int:
     parser.add_argument("--horizon", type=int, nargs="+", default=[50, 10])
     parser.add_argument("--best", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--ops", nargs="+", default=list(PRODUCTS), choices=PRODUCTS)
     parser.add_argument("--apart", type=int, default=0, help="bytes: rows of x and w start at multiples of it, too")
     arguments = parser.parse_args()
     target, until = target_named("hopper"), time.monotonic() + arguments.seconds
     sites: dict[str, tuple[str, Site, int]] = {}
     for precision in arguments.precision:
         for horizon in arguments.horizon:
-            for use in distinct(uses(Shape(arguments.policy, precision=precision, horizon=horizon))):
+            for use in distinct(uses(Shape(arguments.policy, precision=precision, horizon=horizon), families=target.families())):
                 w = use.site.operands[1] if len(use.site.operands) > 1 else None
-                if use.site.op in PRODUCTS and w is not None and w.nbytes >= FEWEST_BYTES:
+                if use.site.op in arguments.ops and w is not None and w.nbytes >= FEWEST_BYTES:
                     sites.setdefault(key_of(use.site), (use.stage, use.site, use.count))
     if arguments.apart:
         moved = {key: (stage, apart(site, arguments.apart), n) for key, (stage, site, n) in sites.items()}

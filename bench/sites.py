@@ -68,20 +68,24 @@ def precision_of(shape: Shape) -> Precision:
     return Precision("fp8" if shape.precision == ROWS else shape.precision, static=shape.precision == STATIC)
 
 
-def optimised(shape: Shape, arch: str = "hopper", layers: int = LAYERS) -> Module:
+def optimised(
+    shape: Shape, arch: str = "hopper", layers: int = LAYERS, families: tuple[str, ...] = ("baseline",)
+) -> Module:
     """Traced on the meta device and run through all passes."""
     model, target = model_of(shape.policy), target_named(arch)
     assert model.synthetic is not None
     config = shallow(model.synthetic.sizes[shape.size](), layers)
     config = replace(config, views=shape.views, prompt=shape.prompt, horizon=shape.horizon)
     module = trace(model.name, model.stages(config, torch.bfloat16, False), model.schedule(config))
-    return run_passes(module, pipeline(implements(target), precision_of(shape)), Options(check=0))[0]
+    return run_passes(module, pipeline(implements(target, families), precision_of(shape)), Options(check=0))[0]
 
 
 @fresh_nodes()
-def uses(shape: Shape, arch: str = "hopper", layers: int = LAYERS) -> list[Use]:
+def uses(
+    shape: Shape, arch: str = "hopper", layers: int = LAYERS, families: tuple[str, ...] = ("baseline",)
+) -> list[Use]:
     """Of the optimised module, run through codegen up to the choice of kernels."""
-    module, target = optimised(shape, arch, layers), target_named(arch)
+    module, target = optimised(shape, arch, layers, families), target_named(arch)
     loops = {s.body[0].program: s for s in module.schedule if isinstance(s, Repeat) and isinstance(s.body[0], Run)}
     placement, places = place_module(module), dict[str, Place]()
 
@@ -92,7 +96,7 @@ def uses(shape: Shape, arch: str = "hopper", layers: int = LAYERS) -> list[Use]:
     for graph in module.graphs:
         loop = loops.get(graph.name)
         counter, rounds = (loop.index, loop.count) if loop else ("", 1)
-        emitter = Emitter(graph, placement, target, CATALOG, ("baseline",), counter, weight)
+        emitter = Emitter(graph, placement, target, CATALOG, families, counter, weight)
         found += [Use(graph.name, call.site, rounds) for call in emitter.run()]
     return found
 

@@ -14,8 +14,8 @@
 //   w, b   go to shared memory in every block while it waits for its count: in the last one they are then at hand
 //   moves  2 N bytes a row from L2 through one SM, and its arithmetic: about 0.1 clocks an element. That is why tall
 //          panels are left to launches of their own (smxx_finish_gemm.py)
-//   SPREAD  every block of a panel waits until all of them have stored, then each finishes some rows. All blocks of the
-//          launch must be on SMs at once. The counter counts them again as they go on; the last one makes it zero
+//   SPREAD  every block of a panel waits until all of them have stored, then each finishes some rows: one by all of its
+//          threads, or more, a row a warp. All blocks of the launch must be on SMs at once. The counter counts them again as they go on; the last one makes it zero
 #pragma once
 
 #include "epilogue.cuh"
@@ -81,6 +81,72 @@ struct RowFinish {
             for (int i = 0; i < mine; i += R)
                 make<R>(smem, reinterpret_cast<const S*>(own + i * ROW_BYTES), row0 + first + i * step, step, mine - i);
             __syncwarp();  // all lanes have read what the next rows overwrite
+        }
+    }
+
+    // One row, by THREADS threads; w and b lie in `vectors`. Read past L1: other blocks wrote it.
+    template <int THREADS>
+    __device__ __forceinline__ void whole_row(const u8* vectors, int row) const {
+        constexpr int ITEMS = ceil_div(GROUPS, THREADS);
+        __shared__ float partial[2][THREADS / 32];
+        __shared__ unsigned int tops[THREADS / 32];
+        float v[ITEMS][VEC];
+        const S* const from = s + static_cast<i64>(row) * ld_s;
+        const auto group = [](int i) { return static_cast<int>(threadIdx.x) + i * THREADS; };
+        const auto count = [&](int i) { return N - group(i) * VEC; };  // of elements that exist
+        float sum = 0.0f, squares = 0.0f, out = inv;
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+            const uint4 eight = group(i) < GROUPS ? __ldcg(reinterpret_cast<const uint4*>(from) + group(i)) : uint4{};
+            load_f32(v[i], reinterpret_cast<const S*>(&eight));
+#pragma unroll
+            for (int j = 0; j < VEC; ++j) sum += v[i][j] = j < count(i) ? v[i][j] : 0.0f;
+        }
+        if constexpr (NORMED) {
+            const float mean = CENTERED ? row_sum<THREADS>(sum, partial[0]) / N : 0.0f;
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) {
+#pragma unroll
+                for (int j = 0; j < VEC; ++j) {
+                    if (CENTERED && j < count(i)) v[i][j] -= mean;
+                    squares += v[i][j] * v[i][j];
+                }
+            }
+            const float unit = rsqrtf(row_sum<THREADS>(squares, partial[1]) / N + eps);
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) {
+                const int at = min(group(i), GROUPS - 1) * VEC;
+                float factor[VEC], shift[VEC];
+                if constexpr (kPresent<W>) load_f32(factor, reinterpret_cast<const W*>(vectors) + at);
+                if constexpr (kPresent<B>) load_f32(shift, reinterpret_cast<const B*>(vectors + W_BYTES) + at);
+#pragma unroll
+                for (int j = 0; j < VEC; ++j) v[i][j] *= unit;
+                affine<NORM::KIND, W, B>(v[i], factor, shift, offset);
+            }
+        }
+        if constexpr (kPerRow) {
+            unsigned int top = 0;
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) {
+#pragma unroll
+                for (int j = 0; j < VEC; ++j) top = max(top, j < count(i) ? magnitude(v[i][j]) : 0u);
+            }
+            const RowScale found(row_top<THREADS>(top, tops));
+#ifdef FRTC_SABOTAGE_NEIGHBOUR_SCALE
+            const int named = (row + 1) % rows;
+#else
+            const int named = row;
+#endif
+            if (threadIdx.x == 0) scale[static_cast<i64>(named) * ld_scale] = found.scale;
+            out = found.factor;
+        }
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+            if constexpr (SCALED) {
+#pragma unroll
+                for (int j = 0; j < VEC; ++j) v[i][j] *= out;
+            }
+            if (group(i) < GROUPS) store_some<VEC>(y + static_cast<i64>(row) * ld_y + group(i) * VEC, v[i], count(i));
         }
     }
 

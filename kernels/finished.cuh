@@ -70,7 +70,11 @@ public:
             cp_async_wait<0>();
             __syncthreads();
             const int block = blockIdx.y + gridDim.y * (SHARES > 1 ? blockIdx.z : 0), warp = threadIdx.x / 32;
-            rows.template panel<THREADS, SMEM, 1>(smem, m0, count, block + static_cast<int>(all) * warp, all * (THREADS / 32));
+            if (count > static_cast<int>(all)) {
+                rows.template panel<THREADS, SMEM, 1>(smem, m0, count, block + static_cast<int>(all) * warp, all * (THREADS / 32));
+            } else if (block < count) {
+                rows.template whole_row<THREADS>(smem, m0 + block);
+            }
             if (threadIdx.x == 0 && atomic_add_acq_rel(counter, 1) + 1 == 2 * all) *counter = 0;
         } else {
             const u32 seen = threadIdx.x == 0 ? atomic_add_acq_rel(counter, 1) + 1 : 0;

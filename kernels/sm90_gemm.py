@@ -21,6 +21,7 @@ KIND = {"linear": "sm90_gemm", "gated_linear": "sm90_gated_gemm"}
 ROW = 128  # bytes of K in a chunk: the widest swizzle
 GROUP = 32  # columns whose rows of w a tensor map can hand over in another order
 ALIGN = 1024  # of the ring: eight swizzled rows
+FINISH_BYTES = 256  # static shared memory of an epilogue that sums rows
 
 # What a tile takes beside what its bytes and products say: measured on an H200 at sizes of real policies.
 FACTORS = {
@@ -201,7 +202,7 @@ def _fitted(tile: Tile, p: Product, target: Target) -> Tile | None:
         return None  # each block of a cluster stores columns of its own
     if tile.split > 1 and tile.blocks * tile.wn >= 192:
         return None  # 96 accumulators leave too few registers for the sums of others: ptxas spills
-    room = target.smem_per_block - tile.smem
+    room = target.smem_per_block - FINISH_BYTES - tile.smem
     stages = min(room // (tile.stage_bytes + 16), MOST_STAGES)
     wanted = math.ceil(chunks_of(p) / tile.split) * (2 if tile.persistent else 1)
     if stages < FEWEST_STAGES:

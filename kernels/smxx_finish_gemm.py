@@ -99,9 +99,11 @@ def refuse(site: Site, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> s
     width = NORM_WIDTH if norm else SCALED_WIDTH
     if y.shape[-1] > width:
         return f"rows of {y.shape[-1]} elements; at most {width}"
-    if norm and p.m > PANEL_ROWS:
+    if reason := _refuse_norm(site) or _refuse_results(site, p):
+        return reason
+    if norm and p.m > PANEL_ROWS and not configs(site, target, loop):
         return f"{p.m} rows; with more than {PANEL_ROWS} a norm of its own is quicker than the block that comes last"
-    return _refuse_norm(site) or _refuse_results(site, p)
+    return ""
 
 
 def _refuse_norm(site: Site) -> str:
@@ -148,10 +150,12 @@ def configs(site: Site, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> 
     found: list[Config] = []
     p = _product(site)
     for tile in loop.tiles(p, target):
-        # Few rows in wide tiles occupy few SMs.
-        if p.m <= PANEL_ROWS and tile.bn <= 64 and not tile.persistent and _fits(site, tile):
-            found.append({**tile.config(), "FINISH": "panel"})
-            if loop.together(p, tile, target):
+        if not tile.persistent and _fits(site, tile):
+            few = p.m <= PANEL_ROWS and tile.bn <= 64  # few rows in wide tiles occupy few SMs
+            if few:
+                found.append({**tile.config(), "FINISH": "panel"})
+            # Scales alone are left to a second launch where there are many rows: it is no node of a loop.
+            if (few or (p.m > PANEL_ROWS and site.op == "linear_norm")) and loop.together(p, tile, target):
                 found.append({**tile.config(), "FINISH": "spread"})
         if site.op != "linear_norm":
             found.append({**tile.config(), "FINISH": "launch"})
