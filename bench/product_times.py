@@ -101,7 +101,8 @@ def main() -> int:
     sites: dict[str, tuple[str, Site, int]] = {}
     for precision in arguments.precision:
         for horizon in arguments.horizon:
-            for use in distinct(uses(Shape(arguments.policy, precision=precision, horizon=horizon), families=target.families())):
+            shape = Shape(arguments.policy, precision=precision, horizon=horizon)
+            for use in distinct(uses(shape, families=target.families())):
                 w = use.site.operands[1] if len(use.site.operands) > 1 else None
                 if use.site.op in arguments.ops and w is not None and w.nbytes >= FEWEST_BYTES:
                     sites.setdefault(key_of(use.site), (use.stage, use.site, use.count))
