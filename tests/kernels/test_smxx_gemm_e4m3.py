@@ -139,10 +139,15 @@ def jobs_of_every_tile(target: Target, x: str, registers: int) -> dict[str, Job]
     return found
 
 
-@pytest.mark.parametrize("x", KINDS)
+def in_tier(name: str, x: str) -> bool:
+    """Products of e4m3 by default are this kernel's where mma.sync has them: hopper's are wgmma's."""
+    return name in IN_TIER and (x != "e4m3" or "fp8_mma" in TARGETS[name].has)
+
+
 @pytest.mark.parametrize(
-    ("target", "registers"),
-    [(name, 200) for name in IN_TIER] + [pytest.param(name, 0, marks=pytest.mark.full) for name in TARGETS],
+    ("target", "registers", "x"),
+    [(name, 200, x) for name in TARGETS for x in KINDS if in_tier(name, x)]
+    + [pytest.param(name, 0, x, marks=pytest.mark.full) for name in TARGETS for x in KINDS],
 )
 def test_cubins_do_not_spill(target: str, registers: int, x: str) -> None:
     if x == "e4m3" and "fp8" not in TARGETS[target].has:

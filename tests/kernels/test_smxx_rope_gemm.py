@@ -30,7 +30,7 @@ from tests.kernels.sites_rope_gemm import (
 
 TARGETS = load_targets()
 HOPPER = TARGETS["hopper"]
-COMPILED = ("hopper", "orin")  # always; `-m full` compiles for all
+COMPILED = ("hopper",)  # always; `-m full` compiles for all
 EVERY_TARGET = pytest.mark.parametrize(
     "target",
     [pytest.param(t, marks=() if name in COMPILED else pytest.mark.full) for name, t in TARGETS.items()],
