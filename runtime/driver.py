@@ -112,8 +112,10 @@ class Driver:
     def function(self, module: Any, symbol: str, smem: int) -> Any:
         """A kernel that may use `smem` bytes of dynamic shared memory."""
         function = self.call("cuModuleGetFunction", module, symbol.encode())
-        limit = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self.call("cuFuncSetAttribute", function, limit, smem)
+        attribute = self.api.CUfunction_attribute
+        self.call("cuFuncSetAttribute", function, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem)
+        # The same split of L1 for all: an SM changes it only when it is empty, and the next launch would wait for that.
+        self.call("cuFuncSetAttribute", function, attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
         return function
 
     def add_kernel(self, graph: Any, after: Sequence[Any], function: Any, launch: Launch, values: Iterable[Any]) -> Any:

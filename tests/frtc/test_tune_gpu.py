@@ -33,7 +33,7 @@ from frtc.tuning.worker import Worker
 from frtc.verified import RESULTS
 from tests.frtc.test_tune import linear
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.full]  # minutes
 OPTIONS = CompileOptions(precision="bf16", prompt=72, steps=3, horizon=4)
 PRODUCTS = ("linear(", "gated_linear(", "linear_rope_qkv(", "linear_norm(")
 # Whatever arguments a launch has: a kernel that is given more than it takes does not see them.

@@ -75,8 +75,8 @@ class Case:
     inputs     makes the operands; None: `fresh` for each
     flops      floating-point operations, for the table
     bar        relative error instead of that of BARS, with the reason in a comment beside it
-    near       e4m3 results and what follows from them: numbers closer than this share of a row's typical size are the
-               same number, with the reason beside it
+    near       of e4m3 results, and what follows from them: numbers closer than this share of a row's typical size are
+               the same number, and a few may be further away, with the reason beside it
     level_rows judge a row smaller than the root-mean-square row as if it had that size, with the reason beside it
     sabotage   macro to define
     in_place   (result, operand) pairs that are one buffer
@@ -139,7 +139,7 @@ def distinct(cases: Sequence[Case]) -> list[Case]:
 
 def in_turn(pairs: Sequence[Any]) -> list[Any]:
     """One of each two: the first, the second, the first, ..."""
-    return [pairs[i + i // 2 % 2] for i in range(0, len(pairs), 2)]
+    return [pairs[min(i + i // 2 % 2, len(pairs) - 1)] for i in range(0, len(pairs), 2)]
 
 
 def swept(cases: Sequence[Case], quick: Sequence[Case]) -> list[Any]:
@@ -357,10 +357,12 @@ def code_faults(got: Array, want: Array, near: float = 0.0) -> tuple[str, float]
         a, b = got.astype(np.float64), want.astype(np.float64)
         typical = np.sqrt(np.mean(np.nan_to_num(b) ** 2, axis=-1, keepdims=True))
         apart = np.where(np.abs(a - b) <= near * typical, 0, apart)
+        spare = 3 + apart.size // 10_000
+        apart = np.sort(apart, axis=None)[:-spare] if apart.size > 2 * spare else apart
     off = int(np.count_nonzero(apart > CODES_OF_MOST))
     mean = float(apart.mean()) if apart.size else 0.0
     most = int(apart.max(initial=0))
-    if off <= (1 - MOST) * apart.size and most <= CODES_OF_ALL and mean <= MEAN_CODES:
+    if off <= (1 - MOST) * (10 if near else 1) * apart.size and most <= CODES_OF_ALL and mean <= MEAN_CODES:
         return "", mean
     return f"{off} of {apart.size} are more than {CODES_OF_MOST} code away, one {most}, on average {mean:.3f}", mean
 

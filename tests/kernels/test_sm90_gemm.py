@@ -169,7 +169,18 @@ FINISHED = [
     if s.op in FINISH and not FINISH[s.op].refuse(s, HOPPER)
     for c in cases(FINISH[s.op], s, best(FINISH[s.op], s, 4), sites_finish.inputs)
 ]  # fmt: skip
-QUICK = [*harness.once(EVERY)]
+
+
+def each_tile_once(cases: list[harness.Case]) -> list[harness.Case]:
+    """Each tile, alone and sharing K, of each op and type, at sites that take turns."""
+    found: dict[object, list[harness.Case]] = {}
+    for case in cases:
+        tile = tuple(case.config[name] for name in ("BLOCKS", "WN", "PARTS", "WARPGROUPS"))
+        found.setdefault((tile, case.config["SPLIT"] > 1, case.kernel.op, product_dtype(case.site)), []).append(case)
+    return [same[i % len(same)] for i, same in enumerate(found.values())]
+
+
+QUICK = each_tile_once(EVERY)
 
 
 @pytest.mark.gpu
@@ -179,13 +190,13 @@ def test_gemm(gpu: Gpu, case: harness.Case) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", ROPED, ids=str)
+@pytest.mark.parametrize("case", harness.swept(ROPED, ROPED[::3]), ids=str)
 def test_rope_gemm(gpu: Gpu, case: harness.Case) -> None:
     harness.check(gpu, case)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", FINISHED, ids=str)
+@pytest.mark.parametrize("case", harness.swept(FINISHED, FINISHED[::4]), ids=str)
 def test_finish_gemm(gpu: Gpu, case: harness.Case) -> None:
     harness.check(gpu, case)
 

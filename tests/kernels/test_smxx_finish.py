@@ -280,7 +280,7 @@ def test_chosen(gpu: Gpu, case: harness.Case) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", harness.swept([*CONFIGS, *IN_PLACE], [*CONFIGS[1::4], *IN_PLACE]), ids=str)
+@pytest.mark.parametrize("case", harness.swept([*CONFIGS, *IN_PLACE], [*CONFIGS[1::8], *IN_PLACE]), ids=str)
 def test_configs(gpu: Gpu, case: harness.Case) -> None:
     found = wrong(gpu, case, launches=1 if case.in_place else 2)
     assert not found, found

@@ -269,7 +269,7 @@ def test_chosen(gpu: Gpu, case: harness.Case) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", harness.swept(EVERY_CONFIG, harness.once(EVERY_CONFIG, splits=2)), ids=str)
+@pytest.mark.parametrize("case", harness.swept(EVERY_CONFIG, harness.once(EVERY_CONFIG, splits=1)), ids=str)
 def test_every_config(gpu: Gpu, case: harness.Case) -> None:
     wrong, _, _ = harness.run(gpu, case)
     assert not wrong, wrong

@@ -238,13 +238,13 @@ def test_chosen(gpu: Gpu, case: harness.Case) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", POLICIES, ids=str)
+@pytest.mark.parametrize("case", harness.swept(POLICIES, POLICIES[::3]), ids=str)
 def test_policies(gpu: Gpu, case: harness.Case) -> None:
     harness.check(gpu, case)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", harness.swept(EVERY_CONFIG, EACH_ONCE), ids=str)
+@pytest.mark.parametrize("case", harness.swept(EVERY_CONFIG, EACH_ONCE[::2]), ids=str)
 def test_every_config(gpu: Gpu, case: harness.Case) -> None:
     wrong, _, _ = harness.run(gpu, case)
     assert not wrong, wrong
