@@ -28,8 +28,10 @@ def not_compiled(jobs: Sequence[Job], workers: int | None = None, done: Any = No
 
 
 def built_for(module: Module, target: str) -> Built:
+    """With the families that are the target's where nobody asks."""
+    there = load_targets()[target]
     with mock.patch("frtc.codegen.build.compile_all", not_compiled):
-        return build(module, load_targets()[target])
+        return build(module, there, there.families())
 
 
 def kernel_jobs(built: Built, name: str) -> list[Job]:

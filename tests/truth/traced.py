@@ -114,7 +114,7 @@ def ask(subject: Subject, module: Module, mode: str = "typed", runner: Runner = 
 
 def optimised(module: Module, target: str = "", options: Options = VERIFY) -> Module:
     """The module after all passes, for a target, or for a GPU whose kernels could run everything."""
-    accepts = implements(load_targets()[target]) if target else everything
+    accepts = implements(load_targets()[target], load_targets()[target].families()) if target else everything
     return run_passes(module, pipeline(accepts), options)[0]
 
 
