@@ -359,7 +359,7 @@ def main() -> int:
         "--shapes", default="", help='labels, with commas between them: "c50 fp8,c10 fp8"; in this order'
     )
     parser.add_argument("--family", default="", help="families of kernels, with commas; each is a contender of its own")
-    parser.add_argument("--changing", type=int, default=Counts.changing, help="inferences with changing prompts")
+    parser.add_argument("--changing", type=int, default=Counts().changing, help="inferences with changing prompts")
     parser.add_argument("--replays", type=int, help="of each Plan and rival, instead of 1,000 of the first and 300")
     parser.add_argument("--only", default="", help="rivals whose label holds this word, beside frtc's own Plans")
     parser.add_argument("--no-profile", action="store_true", help="do not time each launch")
