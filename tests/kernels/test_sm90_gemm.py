@@ -8,7 +8,7 @@ import pytest
 from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels import sm90_finish_gemm, sm90_gemm, sm90_rope_gemm
 from frtc.kernels.product import Product, product_of
-from frtc.kernels.spec import Kernel, Site
+from frtc.kernels.spec import Config, Kernel, Site
 from frtc.kernels.targets import Target, load_targets
 from tests.kernels import harness, sites_finish, sites_rope_gemm
 from tests.kernels.device import Gpu
@@ -60,7 +60,7 @@ def served() -> list[tuple[Kernel, Site]]:
     return pairs
 
 
-def best(kernel: Kernel, site: Site, count: int = 1) -> list[dict]:
+def best(kernel: Kernel, site: Site, count: int = 1) -> list[Config]:
     found = sorted(kernel.configs(site, HOPPER), key=lambda config: kernel.cost(site, config, HOPPER))
     return list(found[:count])
 
@@ -127,7 +127,7 @@ def test_no_cubin_spills() -> None:
 NEAR = 1e-2
 
 
-def cases(kernel: Kernel, site: Site, configs: list[dict], inputs: object) -> list[harness.Case]:
+def cases(kernel: Kernel, site: Site, configs: list[Config], inputs: object) -> list[harness.Case]:
     near = NEAR if product_dtype(site) == "e4m3" else 0.0
     return [harness.Case(site, kernel, config, inputs=inputs, near=near) for config in configs]  # type: ignore[arg-type]
 
