@@ -12,7 +12,12 @@ from frtc.kernels.targets import Target
 
 
 class Tile(Protocol):
-    """One instance of a mainloop's template. free: bytes of shared memory for the epilogue; warps: those that store."""
+    """One instance of a mainloop's template.
+
+    free     bytes of shared memory that the epilogue may use
+    warps    that store
+    shares   blocks that store parts of one tile
+    """
 
     @property
     def bm(self) -> int: ...
@@ -22,6 +27,8 @@ class Tile(Protocol):
     def free(self) -> int: ...
     @property
     def warps(self) -> int: ...
+    @property
+    def shares(self) -> int: ...
     @property
     def persistent(self) -> bool: ...
     def config(self) -> Config: ...

@@ -71,9 +71,9 @@ CLUSTERED = {1: 132, 2: 132, 4: 120, 8: 112}
 CLOCK, LOADED_CLOCK = 1.75e9, 1.5e9  # of short launches; of those that draw all power
 SMEM_BYTES_PER_CLOCK, SMEM_SHARE = 128, 0.93
 MULTIPLIED_PER_CLOCK = 32  # rows x columns, each of 128 bytes of K
-LAUNCH_US, FIRST_TILE_US = 0.8, 0.8
+LAUNCH_US, FIRST_TILE_US = 0.7, 1.1
 EIGHT_US = 0.05  # eight columns of a row of a thread: scaled, activated, stored
-SPLIT_US = 0.6
+SPLIT_US, CLUSTER_BYTES_PER_CLOCK = 0.3, 12
 SHORT_US = 20.0
 
 
@@ -106,6 +106,10 @@ class Tile:
     @property
     def persistent(self) -> bool:
         return self.parts == "turns"
+
+    @property
+    def shares(self) -> int:
+        return self.split
 
     @property
     def bm(self) -> int:
@@ -219,7 +223,7 @@ def _wasteful(tile: Tile, p: Product, target: Target) -> bool:
         return True  # one tile for each block: nobody takes turns
     if tile.split > 1 and (blocks > CLUSTERED[tile.split] or chunks_of(p) < 2 * tile.split):
         return True  # a second wave of clusters, or hardly any K for a block
-    return not tile.persistent and blocks > 4 * target.sms  # many waves: those that take turns
+    return not tile.persistent and blocks > 2 * target.sms  # many waves: those that take turns
 
 
 def cost(site: Site, config: Config, target: Target) -> float:
@@ -255,10 +259,12 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
     # A warpgroup issues its products one chunk at a time: about 70 clocks beyond their own.
     busy_us = max(busy_us, on_busiest * chunks * (tile.blocks * tile.wn * 2 + 70) / CLOCK * 1e6)
     store_us = EIGHT_US * tile.blocks * tile.wn / 16 * math.sqrt(tile.warpgroups)
-    stores_us = store_us if tile.persistent else on_busiest * (store_us + 0.3)
-    split_us = SPLIT_US + 0.02 * tile.wn if tile.split > 1 else 0.0
+    split_us = 0.0
+    if tile.split > 1:  # what a block sends to the others
+        split_us = SPLIT_US + tile.bm * tile.bn * 4 * (1 - 1 / tile.split) / CLUSTER_BYTES_PER_CLOCK / CLOCK * 1e6
     dram_us = p.nbytes / (DRAM_SHARE * target.dram) * 1e6
-    return LAUNCH_US + FIRST_TILE_US + max(busy_us, dram_us) + stores_us + split_us
+    once_us = FIRST_TILE_US + store_us  # where warpgroups take turns, only the first tile's start and the last one's end
+    return LAUNCH_US + once_us * (1 if tile.persistent else on_busiest) + max(busy_us, dram_us) + split_us
 
 
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:

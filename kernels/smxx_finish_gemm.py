@@ -35,10 +35,11 @@ NORM_W, NORM_B, INV = 8, 9, 10  # places in linear_norm
 PANEL_ROWS = 64
 NORM_WIDTH, SCALED_WIDTH = 4096, 16384  # longest rows that are served
 
-# Of the finish of a panel on an H200, counted in the code, not measured: one round trip to the counter and one to the
-# rows, instructions of a lane for an element, and how many instructions a warp and an SM issue in a clock.
-ARRIVE_US = 1.2
-SPREAD_US = 2.5  # all blocks meet, and a warp finishes a row
+# Of the finish of a panel: round trips to the counter and to the rows, measured on an H200; instructions of a lane for an
+# element, counted in the code; and how many of them a warp and an SM then issue in a clock.
+ARRIVE_US = 2.8
+# All blocks meet, then each finishes a row, or its warps do; measured on an H200.
+SPREAD_ROW_US, SPREAD_US, ROUND_US = 2.8, 3.0, 1.2
 INSTRUCTIONS = {"scales": 6.0, "rms": 6.6, "ada": 6.6, "layer": 9.8}
 AGAIN = 5.0  # the norm is made twice where its largest magnitude decides how it is stored
 ISSUED_BY_WARP, ISSUED = 0.25, 1.5
@@ -176,10 +177,20 @@ def cost(site: Site, config: Config, target: Target, loop: Mainloop = smxx_gemm.
     tile = loop.tile(config, p)
     product_us = loop.cost_us(p, tile, target)
     if config["FINISH"] != "launch":
-        return product_us + (panel_us(site, tile) if config["FINISH"] == "panel" else SPREAD_US)
+        return product_us + (panel_us if config["FINISH"] == "panel" else spread_us)(site, tile)
     lanes, _ = _lanes(site)
     items = -(-_rows(site).shape[-1] // (lanes * 8))
     return product_us + moving_us((_rows(site), *site.results), target) + 0.3 * (items - 1)
+
+
+def spread_us(site: Site, tile: Tile) -> float:
+    """Of the rows of a panel by all of its blocks."""
+    p = _product(site)
+    blocks = -(-p.n // tile.bn) * tile.shares
+    rows = min(tile.bm, p.m)
+    if rows <= blocks:
+        return SPREAD_ROW_US
+    return SPREAD_US + ROUND_US * -(-rows // (blocks * tile.warps))
 
 
 def panel_us(site: Site, tile: Tile) -> float:

@@ -134,6 +134,10 @@ class Tile:
         return self.smem
 
     @property
+    def shares(self) -> int:
+        return 1
+
+    @property
     def persistent(self) -> bool:
         return False
 
