@@ -102,7 +102,7 @@ template <int N, int LANES, int ROWS, typename S>
 __global__ void __launch_bounds__(LANES * ROWS)
 quantize_rows(const S* s, e4m3* y, float* scale, const int* specified, int rows, int rows_of_batch, int ld_s, int ld_y,
               int ld_scale, i64 batch_s, i64 batch_y, i64 batch_scale) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     using Part = Share<N, LANES, ROWS, 8>;
     __shared__ unsigned int partial[Part::WARPS];
     const Part part(rows);

@@ -131,7 +131,7 @@ __device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap&
             }
         }
     }
-    grid_wait();
+    grid_wait(), grid_release();
     const Work<TILE> work(M, N, k_chunks, rows);
     Place<TILE::STAGES> place;
     bool refill = false;
@@ -366,7 +366,6 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
     const u32 start = shared_address(unaligned), base = (start + 1023) & ~1023u;
     const Ring<TILE> ring(base);
     const int k_chunks = (K + TILE::ROW / sizeof(T) - 1) / (TILE::ROW / static_cast<int>(sizeof(T)));
-    grid_release();
     if (threadIdx.x == 0) init_barriers(ring, blockIdx.x * TILE::BM, M);
     __syncthreads();
     if constexpr (TILE::SPLIT > 1) cluster_arrive_relaxed();
@@ -376,7 +375,7 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
         if (threadIdx.x == TILE::CONSUMERS) produce<TILE, T, ORDER>(ring, x, w, plain_w, rows, M, N, k_chunks);
     } else {
         if constexpr (TILE::UNEVEN) registers_up<TILE::REGISTERS>();
-        grid_wait();
+        grid_wait(), grid_release();
         const EPILOGUE epilogue(M, N, 0, of_epilogue...);
         const Work<TILE> work(M, N, k_chunks, rows);
         const int group = threadIdx.x / 128;

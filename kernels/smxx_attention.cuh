@@ -389,7 +389,7 @@ smxx_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __rest
                i64 out_head, i64 out_row, int heads_kv, int group, int sq, int sk, int resume, int causal,
                float scale, const float* inv, float* row_scale, bf16* staged, u32* panel_arrived, i64 scale_batch,
                i64 scale_row, int panel) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     using Tile = AttentionTile<D, DV, WM, WN, BN, STAGES>;
     extern __shared__ __align__(16) unsigned char smem[];
     T* const q_tile = reinterpret_cast<T*>(smem);

@@ -14,7 +14,7 @@ namespace frtc {
 template <int VEC, int THREADS, typename T, typename I, typename Y>
 __global__ void __launch_bounds__(THREADS)
     gather_rows(const T* table, const I* ids, Y* y, int width, int table_step, int id_step, int y_step, float scale) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     const int column = (blockIdx.x * THREADS + threadIdx.x) * VEC;
     if (column >= width) return;
     const long long row = blockIdx.y;
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(THREADS)
 template <int VEC, int THREADS, typename T, typename I>
 __global__ void __launch_bounds__(THREADS)
     put_rows(const T* x, const I* at, T* y, int width, int x_outer, int y_outer, int y_step) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     const int column = (blockIdx.x * THREADS + threadIdx.x) * VEC;
     if (column >= width) return;
     const long long outer = blockIdx.y;

@@ -288,7 +288,7 @@ template <typename X, typename W, typename TILE, typename EPILOGUE, bool SPLIT_K
 __global__ void __launch_bounds__(TILE::THREADS, least_blocks_of<TILE, EPILOGUE>())
 smxx_gemm(const X* __restrict__ x, const W* __restrict__ w, const int* rows, int M, int N, int K, int ldx,
           int ldw, i64 batch_x, i64 batch_w, float* partial, u32* arrived, ARGUMENTS... of_epilogue) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     static_assert(TILE::W8 == (sizeof(W) < sizeof(X)) && (!K_ROWS || sizeof(W) == 2), "tiles suit the types");
     extern __shared__ __align__(128) u8 smem[];
     const int m0 = blockIdx.x * TILE::BM, n0 = blockIdx.y * TILE::BN;

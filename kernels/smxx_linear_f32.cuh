@@ -49,7 +49,7 @@ template <typename X, typename W, int BM, typename EPILOGUE, typename... ARGUMEN
 __global__ void __launch_bounds__(256, 1)
 smxx_linear_f32(const X* x, const W* w, const int* rows, int M, int N, int K, int ldx, int ldw, i64 batch_x, i64 batch_w,
                 ARGUMENTS... of_epilogue) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     constexpr int K_TILE = 16, BN = 128, TM = BM / 16, TN = EPILOGUE::IN;
     // Four floats of padding keep the rows aligned and spread a warp's transposing stores over the banks.
     constexpr int A = BM + 4, B = BN + 4;
@@ -108,7 +108,7 @@ template <typename X, typename W, typename EPILOGUE, typename... ARGUMENTS>
 __global__ void __launch_bounds__(128, 4)
 smxx_dot_f32(const X* x, const W* w, const int* rows, int M, int N, int K, int ldx, int ldw, i64 batch_x, i64 batch_w,
              ARGUMENTS... of_epilogue) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     constexpr int COLUMNS = EPILOGUE::IN, V = 4;
     x += blockIdx.z * batch_x, w += blockIdx.z * batch_w;
 

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(LANES * ROWS, kSame<Y, e4m3> ? 1 : 0)
     norm(const X* x, const R* r, const G* gate, const W* w, const B* b, X* s, Y* y, const float* inv, float* row_scale,
          int rows, int x_step, int r_step, int gate_step, int w_step, int b_step, int s_step, int y_step,
          int scale_step, float eps, float offset) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     using Part = Share<N, LANES, ROWS, VEC>;
     constexpr bool SCALED = kSame<Y, e4m3>;
     __shared__ float partial[2][Part::WARPS];

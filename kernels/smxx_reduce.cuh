@@ -24,7 +24,7 @@ __device__ __forceinline__ A combine(A a, A b) {
 template <Reduce OP, int WARPS, typename A, typename X, typename Y>
 __global__ void __launch_bounds__(WARPS * 32)
     reduce(const X* x, Y* y, int rows, int n, int x_row, int x_step, int y_row) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     const long long row = static_cast<long long>(blockIdx.x) * WARPS + threadIdx.x / 32;
     if (row >= rows) return;
 #ifdef FRTC_SABOTAGE_LAST_ELEMENT
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(WARPS * 32)
 template <int WARPS, typename A, typename X, typename Y>
 __global__ void __launch_bounds__(WARPS * 32)
     cumsum(const X* x, Y* y, int rows, int n, int x_row, int x_step, int y_row, int y_step) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     const long long row = static_cast<long long>(blockIdx.x) * WARPS + threadIdx.x / 32;
     if (row >= rows) return;
 #ifdef FRTC_SABOTAGE_LAST_ELEMENT
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 template <int N, int LANES, int ROWS, int VEC, typename X, typename Y>
 __global__ void __launch_bounds__(LANES * ROWS) softmax(const X* x, Y* y, int rows, int x_step, int y_step) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     using Part = Share<N, LANES, ROWS, VEC>;
     __shared__ float partial[2][Part::WARPS];
     const Part part(rows);

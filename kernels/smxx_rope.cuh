@@ -50,7 +50,7 @@ template <bool INTERLEAVED, int D, int VEC, int THREADS, typename X, typename C,
 __global__ void __launch_bounds__(THREADS)
     rope(const X* x, const C* cos, const C* sin, Y* y, int rows, int x_batch, int x_head, int x_row, int c_batch,
          int c_head, int c_row, int s_batch, int s_head, int s_row, int y_batch, int y_head, int y_row) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     constexpr int GROUPS = D / 2 / VEC;
     const int thread = blockIdx.x * THREADS + threadIdx.x;
     const long long row = thread / GROUPS, head = blockIdx.y, batch = blockIdx.z;
@@ -65,7 +65,7 @@ template <bool INTERLEAVED, int D, int VEC, int THREADS, typename X, typename C>
 __global__ void __launch_bounds__(THREADS)
     rope_qkv(const X* x, const C* cos, const C* sin, X* q, X* k, X* v, int rows, int q_heads, int kv_heads, int x_row,
              int c_row, int s_row, int q_head, int q_row, int k_head, int k_row, int v_head, int v_row) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     constexpr int GROUPS = D / 2 / VEC;
     const int thread = blockIdx.x * THREADS + threadIdx.x;
     const int at = thread % GROUPS * VEC;

@@ -21,7 +21,7 @@ namespace frtc {
 
 // One thread per group of 8 neighbours along the last of the axes 320.
 __global__ void __launch_bounds__(256) pointwise(const float* in0, const __nv_bfloat16* in1, float* out0) {
-    grid_release(), grid_wait();
+    grid_wait(), grid_release();
     int rest = blockIdx.x * 256 + threadIdx.x;
     if (rest >= 40) return;
     const int i0 = rest % 40 * 8;

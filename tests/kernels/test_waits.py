@@ -55,7 +55,7 @@ HOPPER = representatives(TARGETS["hopper"])
 def test_ptx_waits_first(name: str) -> None:
     ptx = ptx_of(HOPPER[name])
     assert touched_before_wait(ptx) == []
-    assert ptx.index("griddepcontrol.launch_dependents;") < ptx.index(WAIT)
+    assert ptx.index("griddepcontrol.launch_dependents;") > ptx.index(WAIT)
 
 
 @pytest.mark.parametrize("name", HOPPER)
