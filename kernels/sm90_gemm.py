@@ -14,7 +14,7 @@ from frtc.kernels.mainloop import Mainloop
 from frtc.kernels.product import NULL, Argument, Matrix, Product, epilogue_refuses, params_of, product_of, types_of
 from frtc.kernels.smxx_gemm import DRAM_SHARE, FILLED
 from frtc.kernels.spec import Config, Kernel, Param, Site, Stage, TensorMap
-from frtc.kernels.targets import Target
+from frtc.kernels.targets import KiB, Target
 
 FAMILY = "sm_90a"
 KIND = {"linear": "sm90_gemm", "gated_linear": "sm90_gated_gemm"}
@@ -64,6 +64,9 @@ SHAPES = (
 SPLITS = (1, 2, 4, 8)
 NAMES = ("BLOCKS", "WN", "PARTS", "WARPGROUPS", "STAGES", "SPLIT")
 MOST_STAGES, FEWEST_STAGES = 10, 3
+# Products of so few rows wait for weights. Their launches take half of an SM's shared memory, so that the next one's can be
+# on their way while this one works: of the best chain that a prototype found, each two neighbours fit together.
+FEW_ROWS = 64
 # Blocks of clusters of this size that an H200 holds at once, one on an SM: its GPCs have 16 or 18 SMs.
 CLUSTERED = {1: 132, 2: 132, 4: 120, 8: 112}
 
@@ -206,7 +209,8 @@ def _fitted(tile: Tile, p: Product, target: Target) -> Tile | None:
         return None  # each block of a cluster stores columns of its own
     if tile.split > 1 and tile.blocks * tile.wn >= 192:
         return None  # 96 accumulators leave too few registers for the sums of others: ptxas spills
-    room = target.smem_per_block - FINISH_BYTES - tile.smem
+    room = min(target.smem_per_block, target.smem_per_sm // 2 - KiB if p.m <= FEW_ROWS else target.smem_per_block)
+    room -= FINISH_BYTES + tile.smem
     stages = min(room // (tile.stage_bytes + 16), MOST_STAGES)
     wanted = math.ceil(chunks_of(p) / tile.split) * (2 if tile.persistent else 1)
     if stages < FEWEST_STAGES:
