@@ -64,8 +64,8 @@ SHAPES = (
 SPLITS = (1, 2, 4, 8)
 NAMES = ("BLOCKS", "WN", "PARTS", "WARPGROUPS", "STAGES", "SPLIT")
 MOST_STAGES, FEWEST_STAGES = 10, 3
-# Products of so few rows wait for weights. Their launches take half of an SM's shared memory, so that the next one's can be
-# on their way while this one works: of the best chain that a prototype found, each two neighbours fit together.
+# Products of so few rows wait for weights. Their launches take half of an SM's shared memory, so that the next one's
+# can be on their way while this one works: of the best chain that a prototype found, each two neighbours fit together.
 FEW_ROWS = 64
 # Blocks of clusters of this size that an H200 holds at once, one on an SM: its GPCs have 16 or 18 SMs.
 CLUSTERED = {1: 132, 2: 132, 4: 120, 8: 112}
@@ -267,7 +267,7 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
     if tile.split > 1:  # what a block sends to the others
         split_us = SPLIT_US + tile.bm * tile.bn * 4 * (1 - 1 / tile.split) / CLUSTER_BYTES_PER_CLOCK / CLOCK * 1e6
     dram_us = p.nbytes / (DRAM_SHARE * target.dram) * 1e6
-    once_us = FIRST_TILE_US + store_us  # where warpgroups take turns, only the first tile's start and the last one's end
+    once_us = FIRST_TILE_US + store_us  # where warpgroups take turns: the first tile's start and the last one's end
     return LAUNCH_US + once_us * (1 if tile.persistent else on_busiest) + max(busy_us, dram_us) + split_us
 
 

@@ -35,8 +35,8 @@ NORM_W, NORM_B, INV = 8, 9, 10  # places in linear_norm
 PANEL_ROWS = 64
 NORM_WIDTH, SCALED_WIDTH = 4096, 16384  # longest rows that are served
 
-# Of the finish of a panel: round trips to the counter and to the rows, measured on an H200; instructions of a lane for an
-# element, counted in the code; and how many of them a warp and an SM then issue in a clock.
+# Of the finish of a panel: round trips to the counter and to the rows, measured on an H200; instructions of a lane for
+# an element, counted in the code; and how many of them a warp and an SM then issue in a clock.
 ARRIVE_US = 2.8
 # All blocks meet, then each finishes a row, or its warps do; measured on an H200.
 SPREAD_ROW_US, SPREAD_US, ROUND_US = 2.8, 3.0, 1.2
