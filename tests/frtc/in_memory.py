@@ -126,9 +126,9 @@ class Maker:
             found.update(dict.fromkeys(n for n in walk([made.built.expressions[entry.name]]) if is_scale(n)))
         return list(found)
 
-    def make(self, kind: str) -> Made:
+    def make(self, kind: str, family: str | None = None) -> Made:
         static = kind == "fp8"
-        options = replace(self.options, precision="fp8" if kind == "rows" else kind)
+        options = replace(self.options, precision="fp8" if kind == "rows" else kind, family=family)
         scales = self.scales if static else None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compiler, "import_module", lambda *a, **k: self.traced)
