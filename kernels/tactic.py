@@ -8,6 +8,9 @@ them. One that does not fit (the kernel is gone, refuses the site, or no longer 
 from __future__ import annotations
 
 import json
+import math
+import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,6 +23,10 @@ from frtc.kernels.spec import Config, Operand, Site
 SCHEMA = "frtc.tactics/1"
 TABLES = Path(__file__).resolve().parent / "tactics"
 FILE_MOST, US_MOST = 16 << 20, 1e9  # bytes; microseconds
+DIGITS_MOST = 18  # of a whole number; with more it is taken for infinite, and no field may be that
+BOM = b"\xef\xbb\xbf"
+NAME = re.compile(r"\w{1,80}", re.ASCII)  # of kernels, of what is in a config, of targets
+LINE = re.compile(r"[ -~]{1,16384}")  # a site's text: expressions of fused pointwise ops are the longest
 HINT = "`frtc compile CHECKPOINT --arch GPU --tune --tactics NEW` writes one"
 
 
@@ -150,23 +157,47 @@ def table_of(target: str) -> Tactics:
 
 def read_tactics(path: Path, target: str, origin: str = "") -> Tactics:
     """A file of tactics for the target, checked in every field: it may come from anybody."""
-    try:
-        if path.stat().st_size > FILE_MOST:
-            raise _wrong(path, f"it has more than {FILE_MOST >> 20} MiB")
-        data = json.loads(path.read_text())
-    except OSError as fault:
-        raise _wrong(path, f"it cannot be read: {fault.strerror or fault}") from None
-    except (ValueError, RecursionError) as fault:
-        raise _wrong(path, f"it is not JSON: {fault}") from None
+    data = _json(path)
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise _wrong(path, f"its schema is not {SCHEMA}")
-    fits = data.keys() == {"schema", "target", "gpu", "tactics"} and isinstance(data["tactics"], list)
-    if not fits or not isinstance(data["gpu"], str):
+    if data.keys() != {"schema", "target", "gpu", "tactics"} or not isinstance(data["tactics"], list):
         raise _wrong(path, "it needs exactly the fields schema, target, gpu (texts) and tactics (a list)")
+    if not _is(NAME, data["target"]) or not (data["gpu"] == "" or _is(LINE, data["gpu"])):
+        raise _wrong(path, "target and gpu are not names in plain ASCII")
     if data["target"] != target:
-        rows = [("file", str(path)), ("measured for", str(data["target"])[:80]), ("target", target)]
+        rows = [("file", str(path)), ("measured for", data["target"]), ("target", target)]
         raise FrtcError("tactics.target", "the tactics were measured for another GPU", rows, HINT)
     return Tactics.of(target, origin or path.name, data["gpu"], _tactics(path, data["tactics"]))
+
+
+def _json(path: Path) -> Any:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device may have no end
+            raise _wrong(path, "it is not a regular file")
+        with path.open("rb") as file:
+            data = file.read(FILE_MOST + 1)
+    except OSError as fault:
+        raise _wrong(path, f"it cannot be read: {fault.strerror or fault}") from None
+    if len(data) > FILE_MOST:
+        raise _wrong(path, f"it has more than {FILE_MOST >> 20} MiB")
+    if data.startswith(BOM):
+        raise _wrong(path, "it starts with a byte-order mark; save it as UTF-8 without one")
+    try:
+        return json.loads(data.decode(), parse_int=_whole)
+    except UnicodeDecodeError as fault:
+        raise _wrong(path, f"it is not JSON: byte {fault.start} is not UTF-8") from None
+    except json.JSONDecodeError as fault:
+        raise _wrong(path, f"it is not JSON: line {fault.lineno}, column {fault.colno}: {fault.msg}") from None
+    except RecursionError:
+        raise _wrong(path, "it is not JSON: lists or records too deep in one another") from None
+
+
+def _whole(text: str) -> float:
+    return int(text) if len(text) <= DIGITS_MOST else math.inf
+
+
+def _is(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
 def _tactics(path: Path, lines: list[Any]) -> Iterator[Tactic]:
@@ -184,16 +215,27 @@ def _malformed(line: Any) -> str:
     """Why this is no tactic, or ""."""
     if not isinstance(line, dict) or line.keys() != {"site", "kernel", "config", "us"}:
         return "it needs exactly the fields site, kernel, config, us"
-    for name in ("site", "kernel"):
-        if not isinstance(line[name], str) or not line[name]:
-            return f"{name} is not a text"
+    if not _is(LINE, line["site"]):
+        return f"site {_shown(line['site'])} is not a text of 1 to 16384 printable ASCII characters"
+    if not _is(NAME, line["kernel"]):
+        return f"kernel {_shown(line['kernel'])} is no name: 1 to 80 letters, digits and _"
     config = line["config"]
-    if not isinstance(config, dict) or not all(isinstance(v, (int, float, str)) for v in config.values()):
-        return "config is not a record of numbers, booleans and texts"
+    if not isinstance(config, dict):
+        return "config is not a record of numbers, booleans and names"
+    for name, value in config.items():
+        number = isinstance(value, (int, float)) and math.isfinite(value)
+        if not _is(NAME, name) or not (number or _is(NAME, value)):
+            return f"config has {_shown(name)}: {_shown(value)}; wanted are names with numbers, booleans or names"
     us = line["us"]
     if type(us) not in (int, float) or not 0 < us <= US_MOST:
         return "us is not a positive number"
     return ""
+
+
+def _shown(value: Any) -> str:
+    """Safe on a terminal, and short."""
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
 def _wrong(path: Path, why: str) -> FrtcError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -385,18 +386,28 @@ LINE = {"site": "s", "kernel": "k", "config": {"BM": 64}, "us": 1.0}
     ("text", "said"),
     [
         ("{", "it is not JSON"),
-        ("[" * 100_000, "it is not JSON"),
+        ("[" * 100_000, "it is not JSON: lists or records too deep"),
         ("\x00\xff", "it is not JSON"),
+        ("\ufeff{}", "it starts with a byte-order mark; save it as UTF-8 without one"),
         ("[]", "its schema is not frtc.tactics/1"),
         ('{"schema": "frtc.tactics/2"}', "its schema is not frtc.tactics/1"),
         ([{**LINE, "us": "fast"}], "tactic 0: us is not a positive number"),
         ([{**LINE, "us": True}], "tactic 0: us is not a positive number"),
         ([{**LINE, "us": float("nan")}], "tactic 0: us is not a positive number"),
         ([{**LINE, "us": 10**400}], "tactic 0: us is not a positive number"),
-        ([{**LINE, "site": 7}], "tactic 0: site is not a text"),
-        ([{**LINE, "kernel": ""}], "tactic 0: kernel is not a text"),
+        ([{**LINE, "us": 10**5000}], "tactic 0: us is not a positive number"),
+        ([{**LINE, "site": 7}], "tactic 0: site 7 is not a text"),
+        ([{**LINE, "site": "a\nb"}], r"tactic 0: site 'a\nb' is not a text of 1 to 16384 printable ASCII"),
+        ([{**LINE, "site": "s" * 200_000}], "tactic 0: site 'sss"),
+        ([{**LINE, "kernel": ""}], "tactic 0: kernel '' is no name"),
+        ([LINE, {**LINE, "site": "t", "kernel": "\ud800x"}], r"tactic 1: kernel '\ud800x' is no name"),
+        ([{**LINE, "kernel": "\x1b[31mred\n"}], r"tactic 0: kernel '\x1b[31mred\n' is no name"),
+        ([{**LINE, "kernel": "k" * 81}], "tactic 0: kernel 'kkk"),
         ([{**LINE, "config": [64]}], "tactic 0: config is not a record"),
-        ([{**LINE, "config": {"BM": {}}}], "tactic 0: config is not a record"),
+        ([{**LINE, "config": {"BM": {}}}], "tactic 0: config has 'BM': {}"),
+        ([{**LINE, "config": {"B\n": 1}}], r"tactic 0: config has 'B\n': 1"),
+        ([{**LINE, "config": {"BM": "\x07"}}], r"tactic 0: config has 'BM': '\x07'"),
+        ([{**LINE, "config": {"BM": 10**5000}}], "tactic 0: config has 'BM': inf"),
         ([{**LINE, "more": 1}], "tactic 0: it needs exactly the fields"),
         ([LINE, LINE], "tactic 1: its site stands twice"),
         ([LINE, 3], "tactic 1: it needs exactly the fields"),
@@ -405,10 +416,31 @@ LINE = {"site": "s", "kernel": "k", "config": {"BM": 64}, "us": 1.0}
 def test_a_hostile_file_is_refused_with_its_fault(text: Any, said: str, tmp_path: Path) -> None:
     file = tmp_path / "t.json"
     head = {"schema": "frtc.tactics/1", "target": "hopper", "gpu": ""}
+    digits = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)  # to write what a stranger may write
     file.write_text(text if isinstance(text, str) else json.dumps({**head, "tactics": text}))
+    sys.set_int_max_str_digits(digits)
     with pytest.raises(FrtcError) as refused:
         prepare(Tuning(file=file), HOPPER)
     assert refused.value.code == "tactics.file" and said in refused.value.what and refused.value.hint
+    assert refused.value.what.isascii() and refused.value.what.isprintable() and len(refused.value.what) < 400
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(FrtcError, match="it is not a regular file") as refused:
+            prepare(Tuning(file=place), HOPPER)
+        assert refused.value.code == "tactics.file"
+
+
+@pytest.mark.parametrize(("field", "value"), [("gpu", "\x1b[31m"), ("gpu", 7), ("target", "a\nb"), ("target", [])])
+def test_the_head_of_a_file_is_plain(field: str, value: Any, tmp_path: Path) -> None:
+    head = {"schema": "frtc.tactics/1", "target": "hopper", "gpu": "", "tactics": []}
+    (tmp_path / "t.json").write_text(json.dumps({**head, field: value}))
+    with pytest.raises(FrtcError, match="target and gpu are not names in plain ASCII") as refused:
+        prepare(Tuning(file=tmp_path / "t.json"), HOPPER)
+    assert refused.value.code == "tactics.file"
 
 
 def test_what_cannot_be_tuned_is_refused_at_once(planted: Planted, tmp_path: Path) -> None:
