@@ -10,9 +10,10 @@
 // A mainloop knows an epilogue by this and no more, so that another class with the same members serves as well:
 //   EPILOGUE(M, N, batch, arguments...)  sizes of the product, which of its batches, and the kernel's last parameters: the
 //                                        pack that Product.arguments() lists and the kernel's template-id spells out
-//   store(row, column, acc[8])           accumulators of columns column .. column + 7, a multiple of 8; rows and columns
-//                                        beyond the edges come too, and are not to be stored
-//   columns, row, store(..., Columns, Row)   the same in parts, for mainloops that ask for operands ahead of their use:
+//   IN = 8                               accumulators that one call takes
+//   store(row, column, acc[IN])          of columns column .. column + 7, a multiple of 8; rows and columns beyond the edges
+//                                        come too, and are not to be stored
+//   columns_at, row_at, store(..., Columns, Row)   the same in parts, for mainloops that ask for operands ahead of their use:
 //                                        Columns of eight columns, Row of eight columns of a row. VECTORS: whole() says
 //                                        that groups of eight columns exist or do not, and can be moved as vectors
 //   finish<THREADS, SHARES>(smem, m0)    by THREADS threads of the block, from 0 on, once, behind their last store: rows from

@@ -147,7 +147,8 @@ __device__ __forceinline__ u32 load_acquire(const u32* counter) {
 // A launch may begin before those it depends on have ended (an "early" launch of a Plan). The kernel then waits itself:
 // grid_wait() returns when all grids before this one are complete and what they wrote is visible. Every thread calls it
 // before it reads or writes anything but weights, which nobody writes. In a launch that is not early it returns at once.
-// NOTE: pointers to anything but weights are not const __restrict__: the compiler may move such loads ahead of the wait.
+// NOTE: what plain loads read, and is no weight, is not const __restrict__: the compiler may move them ahead of the wait. It
+// moves no cp_async: that is volatile.
 __device__ __forceinline__ void grid_wait() {
 #if __CUDA_ARCH__ >= 900 && !defined(FRTC_SABOTAGE_NO_WAIT)
     asm volatile("griddepcontrol.wait;" ::: "memory");
