@@ -2,9 +2,10 @@
 
     s = linear(x, w, ..);  y = ada_rms_norm(s, ..)   -> (s, y) = linear_norm(x, w, .., kind=ada)
 
-The linear's last block makes the norm, from the same rounded s. Other readers, such as the residual stream, take s.
-After fuse_epilogues and fuse_residual_norm: the linear then has its residual, no sum stands between it and the norm.
-Before results are stored in FP8, which this op can do as the norm could. A kernel accepts few rows only.
+The norm is made from the same rounded s, which other readers take, such as the residual stream. With few rows the last
+block makes it; where a kernel keeps all blocks on SMs at once they meet and share the rows, many of them too. Other
+sites no kernel accepts. After fuse_epilogues and fuse_residual_norm: the linear then has its residual, no sum stands
+between it and the norm. Before results are stored in FP8, which this op can do as the norm could.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
     linear(y, w)               ->  w8a16:   linear(y, quantize(w, c), alpha=c)
 
 s is the activation scale of the site, one for each round of a repeat, c the scale of each row of w. Producers are the
-norms, attention, and products with an activation, also through views; no launch that only quantises appears. A site
-whose x nothing can store in FP8, or that something else reads, stays as it is; `Note` says why.
+norms, attention, and products with an activation, also through views; no call that only quantises appears (with scales
+per row the call of a tall product has a second launch for them). A site whose x nothing can store in FP8, or that
+something else reads, stays as it is; `Note` says why.
 
 After all fusions: it changes operands, never what is one launch. Before fuse_pointwise and name_weights.
 """
