@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from frtc.profile import Report
 
 HOST = ("total", "prepare", "run", "finish")
+TIMED_WHERE = "time launches on the Plan's GPU; `frtc run PLAN --device cpu` without --profile and --report needs none"
 SLACK = 1.05  # a baseline holds if no p50 of today is more than 5 % above it
 
 
@@ -65,8 +66,7 @@ def run(args: argparse.Namespace) -> Result:
     baseline = _baseline(args.baseline) if args.baseline else None
     profiled = _checked(args)
     progress = Progress()
-    checked = {"untested": args.untested, "check_finite": args.check_finite}
-    with Policy.load(args.plan, args.device, args.seed, **checked) as policy:
+    with _loaded(args, profiled) as policy:
         seen = observation.from_files(policy.steps, dict(map(pair, args.image)), args.state, args.prompt, args.seed)
         policy.warm()
         first = policy.infer(seen, draw=0)
@@ -97,11 +97,18 @@ def _checked(args: argparse.Namespace) -> bool:
     profiled = args.profile or args.report is not None
     if profiled and args.device == "cpu":
         what = "--profile and --report time a GPU's launches, and the emulator has none"
-        raise EnvironmentFault("env.no_gpu", what, hint="leave out --device cpu")
-    for option, path, example in (("--actions", args.actions, "actions.npy"), ("--report", args.report, "report.html")):
-        if path:
-            _require_place(path, option, example)
+        raise EnvironmentFault("env.no_gpu", what, hint=TIMED_WHERE)
+    _require_places(args)
     return profiled
+
+
+def _loaded(args: argparse.Namespace, profiled: bool) -> Policy:
+    try:
+        return Policy.load(args.plan, args.device, args.seed, untested=args.untested, check_finite=args.check_finite)
+    except EnvironmentFault as fault:
+        if profiled and fault.code == "env.no_gpu":  # the emulator, which its hint offers, has no launches to time
+            raise EnvironmentFault(fault.code, fault.what, fault.rows, TIMED_WHERE) from None
+        raise
 
 
 def _profile(policy: Policy, progress: Progress) -> Report:
@@ -122,6 +129,27 @@ def _write_page(path: Path, policy: Policy, report: Report, facts: Mapping[str, 
     _write(path, lambda file: file.write(text.encode()))
 
 
+def _require_places(args: argparse.Namespace) -> None:
+    """What is to be written can be, and replaces neither what is read nor each other."""
+    read = [("the Plan", args.plan), ("--state", args.state), ("--baseline", args.baseline)]
+    taken = [(name, path) for name, path in read if path] + [("--image", pair(text)[1]) for text in args.image]
+    for option, path, example in (("--actions", args.actions, "actions.npy"), ("--report", args.report, "report.html")):
+        if path:
+            _require_place(path, option, example)
+            for name, other in taken:
+                if _same(path, other):
+                    hint = f"another file: {option} {example}"
+                    raise UsageError("output.exists", f"{option} {path} would replace {name}", hint=hint)
+            taken.append((option, path))
+
+
+def _same(one: Path, other: Path) -> bool:
+    """The same file, by whichever name, or the same place of one that is not there yet."""
+    with suppress(OSError):
+        return os.path.samefile(one, other)
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
 def _require_place(path: Path, option: str, example: str) -> None:
     if not os.path.isdir(path.parent):
         hint = f"create it, or choose another with {option}"
@@ -130,6 +158,18 @@ def _require_place(path: Path, option: str, example: str) -> None:
         raise UsageError("output.folder", f"{path} is a folder", hint=f"name a file: {option} {path / example}")
     if os.path.exists(path) and not os.path.isfile(path):  # a device would be replaced by the rename
         raise UsageError("output.folder", f"{path} is neither new nor a regular file", hint="name a file")
+    trial = partial(path)
+    try:
+        open(trial, "xb").close()
+        trial.unlink()
+        with suppress(FileNotFoundError):
+            os.lstat(path)  # of a name that is too long
+    except OSError as fault:
+        raise _unwritten(path, fault) from None
+
+
+def _unwritten(path: Path, fault: OSError) -> FrtcError:
+    return FrtcError("output.write", f"cannot write {path}: {fault.strerror}", hint="write elsewhere")
 
 
 def _write(path: Path, save: Callable[[BinaryIO], object]) -> None:
@@ -140,7 +180,7 @@ def _write(path: Path, save: Callable[[BinaryIO], object]) -> None:
             save(file)
         os.replace(temporary, path)
     except OSError as fault:
-        raise FrtcError("output.write", f"cannot write {path}: {fault.strerror}", hint="write elsewhere") from None
+        raise _unwritten(path, fault) from None
     finally:
         with suppress(OSError):  # it is there only if something failed, or the user stopped it
             temporary.unlink()

@@ -11,7 +11,7 @@ import pytest
 
 import frtc
 from frtc import observation
-from frtc.errors import FrtcError
+from frtc.errors import EnvironmentFault, FrtcError
 from frtc.kernels.cubin import parameters_of
 from frtc.policy import Policy
 from frtc.runtime import driver
@@ -40,6 +40,43 @@ def test_a_place_for_a_file_is_known_before_the_run(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "pipe"]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--report", "PLAN"), "--report PLAN would replace the Plan"),
+        (("--actions", "PLAN"), "--actions PLAN would replace the Plan"),
+        (("--actions", "LINK"), "--actions LINK would replace the Plan"),
+        (("--report", "new", "--actions", "sub/../new"), "--report new would replace --actions"),
+        (("--state", "old", "--actions", "old"), "--actions old would replace --state"),
+        (("--image", "base=old", "--report", "old"), "--report old would replace --image"),
+    ],
+)
+def test_no_output_replaces_an_input_or_the_other(
+    words: tuple[str, ...], said: str, demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "load", refuse)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "LINK").symlink_to(demo.plan)
+    (tmp_path / "old").write_text("mine")
+    (tmp_path / "sub").mkdir()
+    before = demo.plan.stat()
+    found = call(capsys, "run", demo.plan, *(word.replace("PLAN", str(demo.plan)) for word in words))
+    assert (found.code, found.error) == (2, "output.exists") and said.replace("PLAN", str(demo.plan)) in found.err
+    assert demo.plan.stat() == before and (tmp_path / "old").read_text() == "mine" and not Path("new").exists()
+
+
+@pytest.mark.parametrize("option", ["--actions", "--report"])
+@pytest.mark.parametrize("place", ["/proc/x.html", "n" * 300])
+def test_a_folder_that_takes_no_file_is_known_before_the_run(
+    place: str, option: str, demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "load", refuse)
+    monkeypatch.chdir(tmp_path)
+    said = call(capsys, "run", demo.plan, option, place)
+    assert (said.code, said.error) == (4, "output.write"), said.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_actions_under_their_name_and_nothing_half_written(
     demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,8 +102,20 @@ def test_the_emulator_has_no_launches_to_time(
 ) -> None:
     monkeypatch.setattr(Policy, "load", refuse)
     said = call(capsys, "run", demo.plan, "--device", "cpu", option)
-    assert (said.code, said.error) == (5, "env.no_gpu") and "--device cpu" in said.err
+    assert (said.code, said.error) == (5, "env.no_gpu") and "without --profile and --report" in said.err
     assert not Path("page.html").exists()
+
+
+def test_without_a_gpu_the_emulator_is_offered_only_to_who_times_no_launches(
+    demo: Demo, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(*_: object, **__: object) -> None:
+        raise EnvironmentFault("env.no_gpu", "there is no GPU", hint="--device cpu emulates the Plan")
+
+    monkeypatch.setattr(Policy, "load", absent)
+    hints = [call(capsys, "run", demo.plan, *words).err for words in ((), ("--profile",))]
+    assert "hint  --device cpu emulates the Plan" in hints[0]
+    assert "hint  time launches on the Plan's GPU; `frtc run PLAN --device cpu` without --profile" in hints[1]
 
 
 def test_profile_and_report(demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
