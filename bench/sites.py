@@ -13,7 +13,7 @@ import argparse
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,9 @@ def distinct(found: Iterable[Use]) -> list[Use]:
 
 def to_json(site: Site) -> str:
     """One line."""
-    sides = [[None if o is None else astuple(o) for o in side] for side in (site.operands, site.results)]
+    sides = [
+        [None if o is None else (o.dtype, o.shape, o.strides) for o in side] for side in (site.operands, site.results)
+    ]
     return json.dumps([site.op, *sides, dict(sorted(site.attrs.items()))])
 
 

@@ -128,7 +128,9 @@ def _built_for(target: Target, families: tuple[str, ...], emitted: Mapping[str, 
     """The target, and the families that some kernel comes from."""
     used = {call.choice.kernel.family for calls in emitted.values() for call in calls}
     family = "+".join(name for name in families if name in used)
-    return plan.BuiltFor(target.name, target.sm, target.nvcc, target.min_driver, family, target.evidence)
+    meets = any(stage.meets for calls in emitted.values() for call in calls for stage in _stages(call, target))
+    about = (target.name, target.sm, target.nvcc, target.min_driver, family, target.evidence)
+    return plan.BuiltFor(*about, target.sms if meets else 0)
 
 
 def _schedule(

@@ -247,9 +247,10 @@ def _gapless(dtype: str, shape: tuple[int, ...]) -> Place:
 
 
 def _own(place: Place) -> Place:
-    """The same place if it has rows like a value's own, else a new one."""
+    """The same place if it begins and has rows like a value's own, else a new one."""
     type = Type(place.dtype, place.strided.shape)
-    return place if place.strided.strides == padded(type).strides else new_place(ARENA, type)
+    own = place.strided.strides == padded(type).strides and place.operand().aligned
+    return place if own else new_place(ARENA, type)
 
 
 def _operands(places: Sequence[Place | None]) -> tuple[Operand | None, ...]:

@@ -17,7 +17,7 @@ from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Operand
 from frtc.lowering.ir import Type
 from frtc.lowering.strided import Strided
-from frtc.runtime.plan import Ref
+from frtc.runtime.plan import ROW_ALIGN, Ref
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +47,9 @@ class Place:
         )
 
     def operand(self) -> Operand:
-        return Operand(self.dtype, self.strided.shape, self.strided.strides)
+        at = self.strided.offset * DTYPES[self.dtype].itemsize
+        aligned = at % ROW_ALIGN == 0 and self.step % ROW_ALIGN == 0
+        return Operand(self.dtype, self.strided.shape, self.strided.strides, aligned)
 
     def view(self, packed: Strided) -> Place | None:
         """The view that `packed` describes in terms of a gapless value; None if the gaps make it inexpressible."""

@@ -97,8 +97,13 @@ struct RowFinish {
         float sum = 0.0f, squares = 0.0f, out = inv;
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            const uint4 eight = group(i) < GROUPS ? __ldcg(reinterpret_cast<const uint4*>(from) + group(i)) : uint4{};
-            load_f32(v[i], reinterpret_cast<const S*>(&eight));
+            if (aligned<VEC>(from)) {
+                const uint4 eight = group(i) < GROUPS ? __ldcg(reinterpret_cast<const uint4*>(from) + group(i)) : uint4{};
+                load_f32(v[i], reinterpret_cast<const S*>(&eight));
+            } else {
+#pragma unroll
+                for (int j = 0; j < VEC; ++j) v[i][j] = j < count(i) ? to_f32(__ldcg(from + group(i) * VEC + j)) : 0.0f;
+            }
 #pragma unroll
             for (int j = 0; j < VEC; ++j) sum += v[i][j] = j < count(i) ? v[i][j] : 0.0f;
         }

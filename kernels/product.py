@@ -15,6 +15,7 @@ PLACES: Mapping[str, Mapping[str, int]] = {
     "linear": {"bias": 2, "residual": 3, "gate": 4, "rows": 5, "alpha": 6, "x_scale": 7, "inv": 8},
     "gated_linear": {"up": 2, "rows": 3, "alpha": 4, "x_scale": 5, "inv": 6},
 }
+UNALIGNED = "an operand of the product starts at no multiple of 16 bytes"
 NULL = Param("i64", 0)  # a pointer that is never followed
 
 
@@ -149,6 +150,8 @@ def _linear(site: Site) -> Product | str:
         return "per-row results need a kernel that finishes whole rows"
     x, w = site.operands[:2]
     assert x is not None and w is not None
+    if not (x.aligned and w.aligned):
+        return UNALIGNED
     extras, (y,) = _extras(site), site.results
     if "up" in extras:
         return "gate and up are two weights; needs their rows interleaved in one"
@@ -193,6 +196,8 @@ def _rows(site: Site, m: int) -> int | None:
 def _matmul(site: Site) -> Product | str:
     a, b = site.operands
     assert a is not None and b is not None
+    if not (a.aligned and b.aligned):
+        return UNALIGNED
     (y,) = site.results
     lead, (m, n), k = y.shape[:-2], y.shape[-2:], a.shape[-1]
     views = [_aligned(operand, (*lead, 1, 1))[: len(lead)] for operand in (a, b, y)]

@@ -174,6 +174,8 @@ def _refuse_views(site: Site) -> str:
         aligned = step * DTYPES[operand.dtype].itemsize  # bytes: e4m3 is written 8 at a time
         if operand.strides[-1] != 1:
             return f"the last axis of {name} is not contiguous"
+        if not operand.aligned:
+            return f"{name} starts at no multiple of 16 bytes"
         if name in "kv" and operand.shape[-2] > 1 and operand.strides[-2] >= 1 << 30:
             return f"rows of {name} are {operand.strides[-2]} elements apart: the kernel counts them in 32-bit bytes"
         if any(s % step for s, extent in zip(operand.strides[:-1], operand.shape[:-1], strict=True) if extent > 1):

@@ -16,11 +16,15 @@ from frtc.kernels.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor as a kernel sees it: a strided view of a buffer. Strides are in elements."""
+    """A tensor as a kernel sees it: a strided view of a buffer. Strides are in elements.
+
+    aligned   element 0 lies at a multiple of 16 bytes, in every round of a loop
+    """
 
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    aligned: bool = True
 
     @property
     def nbytes(self) -> int:

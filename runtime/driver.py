@@ -34,13 +34,17 @@ class DriverFault(FrtcError):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """integrated: one memory for CPU and GPU. branch: 580 of driver 580.65; 0 if unknown. cuda: 13000 for 13.0"""
+    """integrated: one memory for CPU and GPU. branch: 580 of driver 580.65; 0 if unknown. cuda: 13000 for 13.0
+
+    sms   multiprocessors, of a MIG slice those of the slice
+    """
 
     name: str
     sm: int
     integrated: bool
     branch: int
     cuda: int
+    sms: int
 
 
 class Driver:
@@ -82,6 +86,11 @@ class Driver:
             rows = [("built for", f"{target.name} ({target.nvcc})"), ("found", found)]
             hint = f"frtc compile CHECKPOINT --arch {fits[0]} -o {path}" if fits else "frtc has no target for this GPU"
             raise EnvironmentFault("plan.target", "the Plan was compiled for another GPU", rows, hint)
+        if self.device.sms < target.sms:
+            what = "the GPU has too few multiprocessors for this Plan, whose blocks wait for each other"
+            rows = [("wants", str(target.sms)), ("found", f"{self.device.sms} on {self.device.name}")]
+            hint = f"frtc compile CHECKPOINT --arch {target.name} --family baseline -o {path}"
+            raise EnvironmentFault("plan.target", what, rows, hint)
         if 0 < self.device.branch < target.min_driver:
             rows = [("wants", str(target.min_driver)), ("found", str(self.device.branch))]
             what = "the NVIDIA driver is too old for this Plan"
@@ -168,12 +177,12 @@ class Driver:
 
     def _facts(self) -> Device:
         attribute = self.api.CUdevice_attribute
-        asked = ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "INTEGRATED")
+        asked = ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "INTEGRATED", "MULTIPROCESSOR_COUNT")
         ids = [getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}") for name in asked]
-        major, minor, integrated = (int(self.call("cuDeviceGetAttribute", i, self.handle)) for i in ids)
+        major, minor, integrated, sms = (int(self.call("cuDeviceGetAttribute", i, self.handle)) for i in ids)
         name = bytes(self.call("cuDeviceGetName", 128, self.handle)).decode(errors="replace").strip("\0 ")
         cuda = int(self.call("cuDriverGetVersion"))
-        return Device(name, 10 * major + minor, bool(integrated), driver_branch(), cuda)
+        return Device(name, 10 * major + minor, bool(integrated), driver_branch(), cuda, sms)
 
     def _name(self, status: Any) -> str:
         return str(getattr(status, "name", status))

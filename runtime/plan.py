@@ -176,7 +176,10 @@ class WeightEntry:
 
 @dataclass(frozen=True, slots=True)
 class BuiltFor:
-    """The GPU the cubins are for."""
+    """The GPU the cubins are for.
+
+    sms   multiprocessors that it must have, because blocks of some launches wait for each other; 0: any number
+    """
 
     name: str
     sm: int
@@ -184,6 +187,7 @@ class BuiltFor:
     min_driver: int
     family: str
     evidence: str
+    sms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

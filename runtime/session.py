@@ -12,11 +12,13 @@ that is bound to the caller's device memory is read and written there.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from frtc.runtime.upload import upload
 
 POINTER_ALIGN = 16  # bytes; kernels load vectors
 NON_BLOCKING = 1  # a stream that does not wait for the legacy default stream
+TURNS: defaultdict[int, Lock] = defaultdict(Lock)  # of a GPU: whose inference runs
 WHOLE, TIMED = "", "\0timed"  # keys beside the stages' names: the whole inference, and the same with events
 
 
@@ -52,6 +55,9 @@ class Memory:
 class Session(Executor):
     """`stream`: a handle, or an object with `cuda_stream` (torch) or `__cuda_stream__`.
 
+    Where blocks of a Plan's launches wait for each other (`target.sms`), sessions of one process run one inference at a
+    time on a GPU. `replay` does not wait for its end, so it is for one such session on a GPU.
+
     check_finite   `run` looks at the outputs' copy on the host; `replay`, and outputs that are bound, nobody looks at
     """
 
@@ -66,6 +72,7 @@ class Session(Executor):
         super().__init__(plan.program, check_finite)
         self.driver = driver or Driver(device)
         self.ordinal, self.closed = device, False
+        self.turn: AbstractContextManager[Any] = TURNS[device] if plan.program.target.sms else nullcontext()
         self.stream: Any = 0
         self.graphs: dict[str, Graph] = {}
         self.events: list[Any] = []
@@ -181,10 +188,11 @@ class Session(Executor):
         return array
 
     def _round_trip(self, graph: Graph) -> None:
-        self._copy_in()
-        graph.launch(self.stream)
-        self._copy_out()
-        self.driver.call("cuStreamSynchronize", self.stream)
+        with self.turn:
+            self._copy_in()
+            graph.launch(self.stream)
+            self._copy_out()
+            self.driver.call("cuStreamSynchronize", self.stream)
 
     def _copy_in(self) -> None:
         if self.inputs.keys() - self.bound.keys():

@@ -63,6 +63,8 @@ def _check_sizes(program: Program) -> None:
             raise bad(f"program.{name}", f"{getattr(program, name)} bytes")
     if not 0 < program.target.sm < 1000 or not 0 <= program.target.min_driver < 100_000:
         raise bad("program.target", f"sm {program.target.sm}, driver {program.target.min_driver}")
+    if not 0 <= program.target.sms < 10_000:
+        raise bad("program.target", f"{program.target.sms} multiprocessors")
 
 
 def _check_names(manifest: Manifest) -> None:

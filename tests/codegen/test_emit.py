@@ -275,4 +275,20 @@ def test_every_choice_says_why_and_why_not() -> None:
     assert first.startswith("smxx_gemm BM=") and first.endswith("us estimated")
     names = {kernel.name for kernel in CATALOG.kernels_for("linear")}
     assert {line.split()[1].rstrip(":") for line in others} == names
-    assert any("its family sm_110a was not asked for" in line for line in others)
+    assert any("its family sm_110a is another GPU's" in line for line in others)
+
+
+@pytest.mark.parametrize("families", [("baseline",), ("baseline", "sm_90a")])
+def test_a_view_that_begins_between_vectors_is_copied_first(families: tuple[str, ...]) -> None:
+    """Products and attention move 16 bytes at a time: element 4 of a bf16 row is no place for them to begin."""
+    module = module_of("""
+        graph g(x: bf16[64,72]) {
+          @w : bf16[64,64]
+          %0 = view(%x, shape=[64,64], strides=[72,1], offset=4) : bf16[64,64]
+          %1 = linear(%0, @w) : bf16[64,64]
+          return y=%1
+        }""")
+    calls = built(module, "hopper", families).emitted["g"]
+    assert [c.site.op for c in calls] == ["pointwise", "linear"]
+    assert all(place is None or place.operand().aligned for place in calls[1].operands)
+    agree(module)

@@ -134,7 +134,7 @@ def awkward_sites() -> list[Site]:
         linear_norm(61, 264, 520, "ada", vectors="bf16", y="f16"), linear_norm(33, 95, 128, "rms", gap=24),
         linear_norm(33, 95, 128, "layer", residual="bf16"),
         per_row(linear_norm(33, 203, 333, "layer", vectors="")), per_row(linear_norm(50, 2560, 100, "rms", "f16")),
-        linear_norm(33, 203, 333, "layer", inv=True),
+        linear_norm(33, 203, 333, "layer", inv=True), linear_norm(7, 1028, 328, "layer", residual="bf16"),
         per_row(linear(33, 203, 333, bias="f32")), per_row(linear(7, 5, 64)), per_row(linear(70, 100, 64, "f16")),
         per_row(gated(33, 77, 205, act="silu")), per_row(linear(3, 16384, 64)), per_row(gated(9, 4304, 64)),
         batched(linear_norm(20, 200, 264, "layer", residual="f32"), 3),

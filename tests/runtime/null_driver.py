@@ -50,6 +50,7 @@ class NullApi:
 
     def __init__(self, sizes: dict[str, tuple[int, ...]], sm: int = 90, integrated: bool = False) -> None:
         self.sizes, self.sm, self.integrated, self.uuid = sizes, sm, integrated, bytes(range(16))
+        self.sms = 132
         self.calls: Counter[str] = Counter()
         self.log: list[tuple[Any, ...]] = []
         self.fail: dict[str, Any] = {}
@@ -113,7 +114,7 @@ class NullApi:
     def do_cuDeviceGetAttribute(self, attribute: Any, device: int) -> int:
         name = attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")
         known = {"COMPUTE_CAPABILITY_MAJOR": self.sm // 10, "COMPUTE_CAPABILITY_MINOR": self.sm % 10}
-        return {**known, "INTEGRATED": int(self.integrated)}[name]
+        return {**known, "INTEGRATED": int(self.integrated), "MULTIPROCESSOR_COUNT": self.sms}[name]
 
     def do_cuMemGetInfo(self) -> tuple[int, int]:
         return (1 << 33) - sum(map(len, self.live.values())), 1 << 33

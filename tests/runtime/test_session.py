@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from frtc.runtime import driver as driver_module
 from frtc.runtime import upload
 from frtc.runtime.driver import Driver, DriverFault
 from frtc.runtime.plan_file import Plan, open_plan
-from frtc.runtime.session import Session
+from frtc.runtime.session import TURNS, Session
 from tests.runtime import small_plan
 from tests.runtime.null_driver import Graph, Kernel, NullApi
 
@@ -347,6 +348,40 @@ def test_kernels_that_the_driver_refuses(plan: Plan, api: NullApi) -> None:
     with pytest.raises(EnvironmentFault, match="does not load the Plan's kernels") as caught:
         Session(plan, driver=Driver(api=api))
     assert caught.value.code == "env.driver"
+
+
+def test_a_gpu_with_too_few_multiprocessors(tmp_path: Path) -> None:
+    """Blocks that wait for each other would wait for ever: refused before anything is uploaded."""
+    made = small_plan.program()
+    small_plan.write(tmp_path / "a.plan", replace(made, target=replace(made.target, sms=132)))
+    plan = open_plan(tmp_path / "a.plan")
+    api = null_api(plan)
+    Session(plan, driver=Driver(api=api)).close()
+    api.sms = 114
+    with pytest.raises(EnvironmentFault, match="too few multiprocessors") as caught:
+        Session(plan, driver=Driver(api=api))
+    text = str(caught.value)
+    assert caught.value.code == "plan.target" and caught.value.exit_code == 5
+    assert "114 on Null GPU" in text and "--family baseline" in text
+    assert not api.contexts and not api.live
+
+
+def test_sessions_whose_blocks_meet_take_turns(plan: Plan, api: NullApi) -> None:
+    one = Session(plan, driver=Driver(api=api))
+    assert one.turn is not TURNS[0]  # nobody waits here
+    one.close()
+    meets = replace(plan, program=replace(plan.program, target=replace(plan.program.target, sms=132)))
+    two = [Session(meets, driver=Driver(api=api)) for _ in range(2)]
+    assert two[0].turn is two[1].turn is TURNS[0]
+    with TURNS[0], ThreadPoolExecutor(1) as pool:
+        running = pool.submit(two[0].run)
+        with pytest.raises(TimeoutError):
+            running.result(timeout=0.2)
+        TURNS[0].release()
+        running.result(timeout=20)
+        TURNS[0].acquire()
+    for session in two:
+        session.close()
 
 
 def test_another_gpu(plan: Plan) -> None:
