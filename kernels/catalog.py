@@ -36,6 +36,9 @@ MODULES = [
 ]
 
 
+ELSEWHERE = "is another GPU's"  # of a kernel's family
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The kernel and config for a site, its estimated time, (kernel [config], reason) for each one not taken, and what
@@ -96,9 +99,11 @@ class Catalog:
         return Choice(best.kernel, best.config, best.cost_us, (*reasons, *slower, *said.ignored), said)
 
     def _refusals(self, site: Site, target: Target, families: Sequence[str]) -> Iterator[tuple[str, str]]:
+        own = target.families("native")
         for kernel in self.kernels_for(site.op):
             if kernel.family not in families:
-                yield kernel.name, f"its family {kernel.family} was not asked for"
+                why = "was not asked for" if kernel.family in own else ELSEWHERE
+                yield kernel.name, f"its family {kernel.family} {why}"
                 continue
             reason = kernel.refuse(site, target)
             if reason:

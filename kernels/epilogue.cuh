@@ -69,7 +69,9 @@ __device__ __forceinline__ void hold(Held<T, N>& held, const T* p, long long at,
     if constexpr (VECTORS && N > 0) {
         constexpr int STEP = N < kVec<T> ? N : kVec<T>;
 #pragma unroll
-        for (int i = 0; i < N; i += STEP) *reinterpret_cast<Vec<T, STEP>*>(held.at + i) = *reinterpret_cast<const Vec<T, STEP>*>(p + at + i);
+        for (int i = 0; i < N; i += STEP) {
+            *reinterpret_cast<Vec<T, STEP>*>(held.at + i) = *reinterpret_cast<const Vec<T, STEP>*>(p + at + i);
+        }
     } else if constexpr (N > 0) {
 #pragma unroll
         for (int i = 0; i < N; ++i) held.at[i] = i < left ? p[at + i] : T{};

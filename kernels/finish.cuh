@@ -15,7 +15,8 @@
 //   moves  2 N bytes a row from L2 through one SM, and its arithmetic: about 0.1 clocks an element. That is why tall
 //          panels are left to launches of their own (smxx_finish_gemm.py)
 //   SPREAD  every block of a panel waits until all of them have stored, then each finishes some rows: one by all of its
-//          threads, or more, a row a warp. All blocks of the launch must be on SMs at once. The counter counts them again as they go on; the last one makes it zero
+//          threads, or more, a row a warp. All blocks of the launch must be on SMs at once. The counter counts them again
+//          as they go on; the last one makes it zero
 #pragma once
 
 #include "epilogue.cuh"

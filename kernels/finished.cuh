@@ -71,7 +71,8 @@ public:
             __syncthreads();
             const int block = blockIdx.y + gridDim.y * (SHARES > 1 ? blockIdx.z : 0), warp = threadIdx.x / 32;
             if (count > static_cast<int>(all)) {
-                rows.template panel<THREADS, SMEM, 1>(smem, m0, count, block + static_cast<int>(all) * warp, all * (THREADS / 32));
+                const int first = block + static_cast<int>(all) * warp, step = all * (THREADS / 32);
+                rows.template panel<THREADS, SMEM, 1>(smem, m0, count, first, step);
             } else if (block < count) {
                 rows.template whole_row<THREADS>(smem, m0 + block);
             }

@@ -1,6 +1,7 @@
 // Raw PTX that every family shares: asynchronous copies, matrix fragments, tensor-core products, barriers.
 //
-// Needs sm_80; products of e4m3 sm_89. Fragment layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". With lane l,
+// Needs sm_80; products of e4m3 sm_89. Fragment layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point
+// type". With lane l,
 // g = l / 4 and t = l % 4 an m16n8k16 product holds
 //   A  16x16  a[0] (g, 2t..)   a[1] (g+8, 2t..)   a[2] (g, 2t+8..)   a[3] (g+8, 2t+8..)    two elements a register
 //   B  16x8   b[0] (2t.., g)   b[1] (2t+8.., g)                                            two elements a register

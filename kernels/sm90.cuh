@@ -74,7 +74,10 @@ __device__ __forceinline__ void tensor_load(u32 to, const TensorMap& map, u32 ba
 
 __device__ __forceinline__ float4 load_shared_f32x4(u32 address) {
     float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address)
+                 : "memory");
     return v;
 }
 

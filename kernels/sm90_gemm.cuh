@@ -111,8 +111,8 @@ __device__ __forceinline__ bool permuted(int n0, int N) {
 }
 
 template <typename TILE, typename T, Order ORDER>
-__device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap& x, const TensorMap& w, const TensorMap& plain_w,
-                                        const int* rows, int M, int N, int k_chunks) {
+__device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap& x, const TensorMap& w,
+                                        const TensorMap& plain_w, const int* rows, int M, int N, int k_chunks) {
     constexpr int K = TILE::ROW / sizeof(T);
     const auto load_w = [&](int stage, int n0, int chunk) {
         if (permuted<TILE, ORDER>(n0, N)) {
@@ -233,7 +233,8 @@ struct Eights {
 // How many rows' operands fit in the registers that accumulators and addresses leave; at most MOST.
 template <typename TILE, typename EPILOGUE, bool VECTORS, int MOST>
 inline constexpr int kAhead = [] {
-    const int left = TILE::REGISTERS - TILE::SUMS - 104, fit = left / static_cast<int>((sizeof(typename EPILOGUE::Row) + 3) / 4);
+    constexpr int OF_ROW = (sizeof(typename EPILOGUE::Row) + 3) / 4, OTHERS = 104;  // registers; others: by trial
+    const int fit = (TILE::REGISTERS - TILE::SUMS - OTHERS) / OF_ROW;
     const int most = Eights<TILE>::COUNT < MOST ? Eights<TILE>::COUNT : MOST;
     return !VECTORS || fit < 1 ? 1 : fit < most ? fit : most;
 }();
@@ -336,8 +337,8 @@ __device__ __forceinline__ void deliver_as(const WgmmaSums<TILE>& acc, const Rin
     }
 }
 template <typename TILE, bool PERMUTED, typename EPILOGUE>
-__device__ __forceinline__ void deliver(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0, int n0,
-                                        int M) {
+__device__ __forceinline__ void deliver(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0,
+                                        int n0, int M) {
     if (epilogue.whole()) {
         deliver_as<true, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
     } else {
@@ -356,7 +357,9 @@ __device__ __forceinline__ void init_barriers(const Ring<TILE>& ring, int m0, in
     barrier_init(ring.sums, 1);
     barrier_init(ring.turns, 1), barrier_init(ring.turns + 8, 1);
     barrier_init_fence();
-    if constexpr (TILE::SPLIT > 1) barrier_expect(ring.sums, (TILE::SPLIT - 1) * min(M - m0, TILE::BM) * (TILE::BN / TILE::SPLIT) * 4);
+    if constexpr (TILE::SPLIT > 1) {
+        barrier_expect(ring.sums, (TILE::SPLIT - 1) * min(M - m0, TILE::BM) * (TILE::BN / TILE::SPLIT) * 4);
+    }
 }
 
 template <typename T, typename TILE, typename EPILOGUE, Order ORDER, typename... ARGUMENTS>
