@@ -26,6 +26,7 @@ from frtc.codegen.recipe import RECIPE, recipe_text
 from frtc.codegen.write import write_plan
 from frtc.console import size
 from frtc.errors import EnvironmentFault, FrtcError, UsageError, nearest
+from frtc.families import family_notes
 from frtc.kernels.targets import Target, load_targets
 from frtc.laps import Laps
 from frtc.lowering.ir import Graph, Module, fresh_nodes
@@ -126,6 +127,8 @@ class Opened:
 
 def target_named(name: str) -> Target:
     targets = load_targets()
+    if not name:
+        raise UsageError("option.arch", "the name of a target is empty", [("known", ", ".join(targets))])
     if name not in targets:
         rows = [("known", ", ".join(targets)), ("nearest", nearest(name, targets) or "none")]
         raise UsageError("option.arch", f"there is no target {name}", rows)
@@ -232,11 +235,13 @@ def optimise(
     return Optimised(module, policy, report, made)
 
 
-def resolved(options: CompileOptions, target: Target) -> Asked:
-    """The precision that was asked for, or the GPU's default; refused where the GPU cannot."""
+def resolved(options: CompileOptions, target: Target, scales: bool = False) -> Asked:
+    """The precision that was asked for, or the GPU's default; refused where the GPU cannot, or it uses no scales."""
     kind = options.precision or default_kind(target, families_for(target, options.family))
     asked = Asked(kind, options.stages, options.keep)
     require_possible(asked, target)
+    if scales:
+        require_used(replace(asked, kind=options.precision), target, options.family)
     return asked
 
 
@@ -261,8 +266,7 @@ def compile(
     require_python()
     options, settings, out = options or CompileOptions(), settings or Options.from_environment(), Path(out)
     target, clock = target_named(arch), Laps()
-    asked = resolved(options, target)
-    require_used(scales is not None, asked)
+    asked = resolved(options, target, scales is not None)
     options = replace(options, precision=asked.kind)
     families = families_for(target, options.family)
     require_folder(out)
@@ -292,7 +296,8 @@ def compile(
     plan_id = write_plan(out, program, built.expressions, leaves, blobs, evidence, watch)
     clock.lap("self-test" if options.self_test else "finish")
     about = (opened.model.title, opened.facts, policy, program, costs_of(built), report.fired, clock.seconds)
-    return CompileReport.of(out, plan_id, *about, made.precision, tuned)
+    notes = family_notes(target, options.family)
+    return CompileReport.of(out, plan_id, *about, made.precision, tuned, notes)
 
 
 def costs_of(built: Built) -> dict[str, float]:

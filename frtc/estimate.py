@@ -23,7 +23,7 @@ from frtc.codegen.places import new_place
 from frtc.codegen.pointwise import copy_site
 from frtc.console import table
 from frtc.errors import FrtcError
-from frtc.kernels.catalog import CATALOG, Choice, NoKernel
+from frtc.kernels.catalog import CATALOG, ELSEWHERE, Choice, NoKernel
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Operand, Site
 from frtc.kernels.targets import Target
@@ -390,6 +390,8 @@ def _key(stage: str, site: Site, weights: tuple[bool, ...]) -> tuple[Any, ...]:
 
 
 def refusal(error: FrtcError) -> str:
-    """Why a target cannot run something, in a line."""
-    reasons = [text for _, text in error.rows] if isinstance(error, NoKernel) else []
-    return "; ".join(dict.fromkeys([error.what, *reasons]))
+    """Why a target cannot run something, in a line: of its kernels the first says why not."""
+    if not isinstance(error, NoKernel):
+        return error.what
+    kernel, reason = next((row for row in error.rows if not row[1].endswith(ELSEWHERE)), error.rows[0])
+    return f"{error.what}: {kernel}: {reason}"

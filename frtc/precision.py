@@ -50,11 +50,20 @@ def read_precision(text: str | None) -> Asked:
     if path.suffix != ".toml":
         known = [("known", ", ".join((*KINDS, "FILE.toml"))), ("nearest", nearest(text, KINDS) or "none")]
         raise UsageError("option.precision", f"there is no precision {text}", known)
+    return _asked(_toml(path), path)
+
+
+def _toml(path: Path) -> dict[str, Any]:
     try:
-        found = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        raise UsageError("precision.file", f"{path} cannot be read: {fault}") from None
-    return _asked(found, path)
+        if path.exists() and not path.is_file():  # a pipe may never end
+            raise _wrong(path, f"{path} is not a regular file")
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as fault:
+        raise _wrong(path, f"{path} cannot be read: {fault.strerror or fault}") from None
+    except UnicodeDecodeError:
+        raise _wrong(path, f"{path} is not UTF-8 text") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as fault:
+        raise _wrong(path, f"{path} is not TOML: {fault}") from None
 
 
 def _asked(found: dict[str, Any], path: Path) -> Asked:
@@ -93,11 +102,15 @@ def require_possible(asked: Asked, target: Target) -> None:
         raise UsageError("option.precision", what, [("asked", "fp8"), ("possible", "bf16, w8a16")], hint)
 
 
-def require_used(given: bool, asked: Asked) -> None:
-    """Activation scales mean nothing to a Plan whose activations have 16 bits."""
-    if given and "fp8" not in (asked.kind, *(kind for _, kind in asked.stages)):
-        hint = "--precision fp8 uses them"
-        raise UsageError("option.scales", f"precision {asked.kind} has no activation scales", hint=hint)
+def require_used(asked: Asked, target: Target, family: str | None) -> None:
+    """Activation scales mean nothing to a Plan whose activations have 16 bits. family: as --family says."""
+    kind = asked.kind or default_kind(target, target.families(family))
+    if "fp8" in (kind, *(stage_kind for _, stage_kind in asked.stages)):
+        return
+    by = f"{target.name} with --family {family}" if family else target.name
+    whose = "" if asked.kind else f", the default of {by},"
+    hint = "--precision fp8 uses them" if MMA in target.has else f"leave them out: {target.name} multiplies no FP8"
+    raise UsageError("option.scales", f"precision {kind}{whose} has no activation scales", hint=hint)
 
 
 def require_known(asked: Asked, module: Module) -> None:

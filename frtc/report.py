@@ -34,6 +34,7 @@ class CompileReport:
     fired         how often each rewrite rule fired
     precision     what became of the products
     tuning        which kernels are measured choices
+    notes         what was asked for and is not there
     """
 
     path: Path
@@ -54,6 +55,7 @@ class CompileReport:
     seconds: Mapping[str, float]
     precision: PrecisionReport
     tuning: TuningReport
+    notes: tuple[str, ...] = ()
 
     @staticmethod
     def of(
@@ -68,6 +70,7 @@ class CompileReport:
         seconds: Mapping[str, float],
         precision: PrecisionReport,
         tuning: TuningReport,
+        notes: tuple[str, ...] = (),
     ) -> CompileReport:
         launches = launches_of(program)
         return CompileReport(
@@ -89,6 +92,7 @@ class CompileReport:
             seconds=dict(seconds),
             precision=precision,
             tuning=tuning,
+            notes=notes,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -100,7 +104,11 @@ class CompileReport:
         parts = [
             f"{self.path}: {self.model} for {t.name} ({t.nvcc}), {size(self.file_nbytes)}",
             table(
-                [("plan", self.plan_id), ("target", f"{t.evidence}: {MEANING.get(t.evidence, 'see `frtc models`')}")]
+                [
+                    ("plan", self.plan_id),
+                    ("target", f"{t.evidence}: {MEANING.get(t.evidence, 'see `frtc models`')}"),
+                    *(("note", note) for note in self.notes),
+                ]
             ),
             facts_text(self.facts, self.assumed),
             str(self.precision),

@@ -21,7 +21,7 @@ from frtc.data_options import add_data_options, require_data, wishes
 from frtc.debug_options import add_debug_options, settings_of
 from frtc.errors import UsageError
 from frtc.options import add_policy_options, choices, policy_options
-from frtc.precision import read_precision, require_used
+from frtc.precision import read_precision
 from frtc.scales import Scales
 from frtc.scales_file import read_scales
 from frtc.tuning.options import SECONDS, Tuning
@@ -41,8 +41,8 @@ def options(parser: argparse.ArgumentParser) -> None:
                         "for them exist (hopper's default)")  # fmt: skip
     parser.add_argument("--tune", action="store_true", help="measure kernels for every site on the GPU that is here, "
                         "which must be the target's, and take the fastest")  # fmt: skip
-    parser.add_argument("--tune-seconds", type=float, default=SECONDS, metavar="S",
-                        help="begin no measurement after so long; default %(default)g")  # fmt: skip
+    parser.add_argument("--tune-seconds", type=float, metavar="S",
+                        help=f"with --tune: begin no measurement after so long; default {SECONDS:g}")  # fmt: skip
     parser.add_argument("--tactics", type=Path, metavar="FILE", help="measured choices of kernels: with --tune written "
                         "there, without it used, and no GPU is needed")  # fmt: skip
     parser.add_argument("--no-self-test", action="store_true", help="leave the self-test's vectors out")
@@ -53,6 +53,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     require_python()
+    tuning = _tuning(args)
     asked = read_precision(args.precision)
     chosen = CompileOptions(
         policy_options(args), asked.kind, asked.stages, asked.keep, args.family, **choices(args),
@@ -65,16 +66,22 @@ def run(args: argparse.Namespace) -> Result:
             return Result(f"stopped after pass {settings.stop}: no Plan was written", {"stopped": settings.stop})
         out = args.output or Path(f"{args.checkpoint.resolve().name}-{target.name}.plan")
         scales = _scales(args, chosen, progress)
-        report = compile(args.checkpoint, target.name, out, chosen, settings, progress, scales, _tuning(args))
+        report = compile(args.checkpoint, target.name, out, chosen, settings, progress, scales, tuning)
     finally:
         progress.close()
     return Result(str(report), report.to_json())
 
 
 def _tuning(args: argparse.Namespace) -> Tuning:
-    if not 0 < args.tune_seconds <= LONGEST_S:
-        raise UsageError("option.value", f"--tune-seconds {args.tune_seconds:g}: 0 to {LONGEST_S:g} seconds")
-    return Tuning(args.tune, args.tactics, args.tune_seconds)
+    seconds = SECONDS if args.tune_seconds is None else args.tune_seconds
+    if not 0 < seconds <= LONGEST_S:
+        hint = "to measure nothing, leave --tune out"
+        what = f"--tune-seconds {seconds:g}: more than 0, at most {LONGEST_S:g} seconds"
+        raise UsageError("option.value", what, hint=hint)
+    if args.tune_seconds is not None and not args.tune:
+        what = "--tune-seconds limits measurements, and without --tune there are none"
+        raise UsageError("usage.option", what, hint="add --tune, or leave --tune-seconds out")
+    return Tuning(args.tune, args.tactics, seconds)
 
 
 def _scales(args: argparse.Namespace, chosen: CompileOptions, progress: Progress) -> Scales | None:
@@ -86,5 +93,5 @@ def _scales(args: argparse.Namespace, chosen: CompileOptions, progress: Progress
         return read_scales(args.scales)
     if args.data is None:
         return None
-    require_used(True, resolved(chosen, target_named(args.arch)))
+    resolved(chosen, target_named(args.arch), scales=True)
     return calibration(args.checkpoint, args.data, chosen, wishes(args), progress).scales

@@ -32,11 +32,12 @@ from frtc.options import add_policy_options, choices, policy_options
 from frtc.passes.pipeline import Options, run_passes
 from frtc.passes.precision import Precision
 from frtc.passes.standard import pipeline
-from frtc.precision import Asked, default_kind, read_precision, require_known, require_possible
+from frtc.precision import Asked, default_kind, read_precision, require_known, require_possible, require_used
 from frtc.runtime.plan_file import open_plan
 from frtc.selftest import precision_of
 
 Pricing = Callable[[Target], Estimate]
+BECAUSE = "because"
 OURS = ("source", "arch", "json")  # what means something beside a Plan, too
 
 
@@ -52,21 +53,32 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 @fresh_nodes()
 def run(args: argparse.Namespace) -> Result:
-    named = None if args.arch is None else [target_named(name) for name in args.arch.split(",")]
+    named = None if args.arch is None else [target_named(name.strip()) for name in args.arch.split(",")]
+    targets = list(dict.fromkeys(named or load_targets().values()))
     fit, progress = Fitted.read(FITTED_PATH), Progress()
-    price = _of_plan(args, fit) if is_plan(args.source) else _of_checkpoint(args, named, fit, progress)
-    found, refused = list[Estimate](), list[tuple[str, str]]()
-    for target in named or load_targets().values():
+    price = _of_plan(args, fit) if is_plan(args.source) else _of_checkpoint(args, targets, fit, progress)
+    found, refused = list[Estimate](), dict[str, FrtcError]()
+    for target in targets:
         try:
             found.append(price(target))
         except FrtcError as error:
-            if named:
-                raise
-            refused.append((target.name, refusal(error)))
+            refused[target.name] = error
     progress.close()
-    lines = [*map(str, found), *(f"{name}: no estimate. {why}" for name, why in refused)]
-    data = {"estimates": [e.to_json() for e in found], "refused": [{"target": n, "why": why} for n, why in refused]}
-    return Result("\n".join(lines), data)
+    failure = next(iter(refused.values()), None) if named or not found else None
+    if failure and not found:
+        raise failure
+    lines = [*map(str, found), *(_refused_text(*item) for item in refused.items())]
+    why = [{"target": name, "why": _why(error), "hint": error.hint} for name, error in refused.items()]
+    return Result("\n".join(lines), {"estimates": [e.to_json() for e in found], "refused": why}, failure)
+
+
+def _why(error: FrtcError) -> str:
+    because = [text for label, text in error.rows if label == BECAUSE]
+    return ": ".join([refusal(error), *because])
+
+
+def _refused_text(name: str, error: FrtcError) -> str:
+    return f"{name}: no estimate. {_why(error)}" + (f"\n  hint  {error.hint}" if error.hint else "")
 
 
 def _of_plan(args: argparse.Namespace, fit: Fitted) -> Pricing:
@@ -81,7 +93,7 @@ def _of_plan(args: argparse.Namespace, fit: Fitted) -> Pricing:
         except FrtcError as error:
             what = f"the calls of this Plan, made for {own.name}, do not run on {target.name}"
             hint = f"frtc estimate CHECKPOINT --arch {target.name}"
-            raise UsageError("estimate.checkpoint", what, [("because", refusal(error))], hint) from None
+            raise UsageError("estimate.checkpoint", what, [(BECAUSE, refusal(error))], hint) from None
         return Estimate.of(calls, target, precision_of(program), rounds_of_plan(program), fit)
 
     return price
@@ -97,18 +109,21 @@ def _require_no_choices(args: argparse.Namespace) -> None:
         raise UsageError("estimate.option", f"{flag} says nothing of a Plan", hint="give the checkpoint instead")
 
 
-def _of_checkpoint(
-    args: argparse.Namespace, named: Sequence[Target] | None, fit: Fitted, progress: Progress
-) -> Pricing:
-    """Traced once, for all targets; what --arch names and cannot be is refused before."""
+def _of_checkpoint(args: argparse.Namespace, targets: Sequence[Target], fit: Fitted, progress: Progress) -> Pricing:
+    """Traced once, for all targets; not at all where none of them can be what the options say."""
     asked = read_precision(args.precision)
-    for target in named or ():
+
+    def require(target: Target) -> None:
         require_possible(asked, target)
+        if args.static_scales:
+            require_used(asked, target, args.family)
+
+    _require_one(targets, require)
     opened = open_model(args.source, CompileOptions(policy_options(args), **choices(args)))
     traced = import_module(opened, progress=progress)
 
     def price(target: Target) -> Estimate:
-        require_possible(asked, target)
+        require(target)
         families = families_for(target, args.family)
         kind = asked.kind or default_kind(target, families)
         precision = Precision(kind, dict(asked.stages), asked.keep, args.static_scales)
@@ -117,6 +132,17 @@ def _of_checkpoint(
         return Estimate.of(calls, target, precision.kind, rounds_of_module(module.schedule), fit)
 
     return price
+
+
+def _require_one(targets: Sequence[Target], require: Callable[[Target], None]) -> None:
+    """Raises what the first target says where all of them say something."""
+    refused = []
+    for target in targets:
+        try:
+            return require(target)
+        except FrtcError as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def optimised(traced: Module, target: Target, families: tuple[str, ...], precision: Precision, asked: Asked) -> Module:

@@ -18,7 +18,7 @@ from frtc.compiler import (
     target_named,
 )
 from frtc.console import Progress, Result, table
-from frtc.errors import FrtcError
+from frtc.errors import FrtcError, UsageError, nearest
 from frtc.explain import OUTCOMES, Chosen, Explanation, Fate, explain
 from frtc.lowering.ir import Module, Run, fresh_nodes
 from frtc.lowering.programs import define_weights
@@ -60,7 +60,27 @@ def run(args: argparse.Namespace) -> Result:
         return front
 
     found = explain(module, pipeline(implements(target, families), precision, front=named), target, families)
-    return Result(_text(found, args.node or "", args.all), found.data())
+    wanted = args.node or ""
+    _require_known(found, wanted)
+    return Result(_text(found, wanted, args.all), found.data())
+
+
+def _require_known(found: Explanation, wanted: str) -> None:
+    """--node holds for something: what it is compared with is the same as in the text."""
+    texts = [*map(_node_names, found.nodes), *map(_call_names, found.calls)]
+    if wanted and not any(wanted in text for text in texts):
+        words = {word.rstrip(",") for text in texts for word in text.split()}
+        rows = [("nearest", nearest(wanted, words) or "none")]
+        what = f"no node and no call has {wanted!r} in its op, call, location or program"
+        raise UsageError("explain.node", what, rows, "leave --node out to see all calls; --all shows every node, too")
+
+
+def _node_names(fate: Fate) -> str:
+    return f"{fate.op} {fate.call} {fate.loc} {fate.program}"
+
+
+def _call_names(call: Chosen) -> str:
+    return f"{call.site} {call.call} {call.loc}"
 
 
 def read_ir(path: Path) -> Module:
@@ -78,9 +98,9 @@ def read_ir(path: Path) -> Module:
 
 def _text(found: Explanation, wanted: str, whole: bool) -> str:
     counts = found.counts()
-    nodes = [f for f in found.nodes if wanted in f"{f.op} {f.call} {f.loc} {f.program}"]
+    nodes = [f for f in found.nodes if wanted in _node_names(f)]
     homes = {f.call for f in nodes}
-    calls = [c for c in found.calls if c.call in homes or wanted in f"{c.site} {c.call} {c.loc}"]
+    calls = [c for c in found.calls if c.call in homes or wanted in _call_names(c)]
     lines = [
         f"{len(found.nodes)} nodes imported",
         table([(str(counts[o]), o, about) for o, about in OUTCOMES.items()]),

@@ -38,7 +38,8 @@ def prepare(tuning: Tuning, target: Target) -> Prepared:
     given, file = Tactics(target.name, ""), tuning.file
     if file is not None:
         if tuning.measure and not file.parent.is_dir():
-            raise UsageError("output.folder", f"there is no folder {file.parent}", hint="create it, or choose another")
+            hint = "create it, or choose another with --tactics"
+            raise UsageError("output.folder", f"there is no folder {file.parent}", hint=hint)
         if file.exists() or not tuning.measure:  # what is there is added to, or it is somebody else's file
             given = read_tactics(file, target.name)
     if tuning.measure:
@@ -85,7 +86,7 @@ def write_tactics(path: Path, tactics: Tactics) -> None:
     except OSError as fault:
         temporary.unlink(missing_ok=True)
         what = f"{path} cannot be written: {fault.strerror or fault}"
-        raise EnvironmentFault("tactics.write", what, hint="choose another place") from None
+        raise EnvironmentFault("tactics.write", what, hint="choose another place with --tactics") from None
 
 
 def _log(found: Found, target: Target, device: dict[str, Any], limit: float, seconds: float) -> dict[str, Any]:

@@ -126,6 +126,9 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no arch": (("compile", "CK"), 2, "usage.option"),
     "unknown precision": (("compile", "CK", "--arch", "thor", "--precision", "int8"), 2, "option.precision"),
     "no precision file": (("compile", "CK", "--arch", "thor", "--precision", "no.toml"), 2, "precision.file"),
+    "an arch without a name": (("compile", "CK", "--arch", ""), 2, "option.arch"),
+    "seconds of no tuning": (("compile", "CK", "--arch", "thor", "--tune-seconds", "5"), 2, "usage.option"),
+    "estimated scales of 16 bits": (("estimate", "CK", "--precision", "bf16", "--static-scales"), 2, "option.scales"),
     "fp8 where there is none": (("compile", "CK", "--arch", "orin", "--precision", "fp8"), 2, "option.precision"),
     "scales of a Plan": (
         ("compile", "CK", "--arch", "thor", "--precision", "fp8", "--scales", "PLAN"), 4, "scales.format",

@@ -11,13 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from frtc.compiler import CompileOptions, Opened, compile, import_module
+from frtc.compiler import CompileOptions, Opened, compile, import_module, resolved, target_named
 from frtc.errors import FrtcError, UsageError
+from frtc.families import family_notes
 from frtc.lowering.ir import Type, fresh_nodes, input_, weight
 from frtc.lowering.ops import linear
 from frtc.models import load_models
 from frtc.models.checkpoint import open_checkpoint
 from frtc.models.stages import Run, Schedule, Stage
+from frtc.precision import read_precision
 from frtc.trace import trace
 
 
@@ -40,6 +42,48 @@ def test_a_precision_that_no_kernel_serves_is_refused_before_anything_is_read(tm
     with pytest.raises(UsageError, match="precision f32") as refused:
         compile(tmp_path / "absent", "hopper", tmp_path / "a.plan", CompileOptions(precision="f32"))
     assert (refused.value.code, refused.value.exit_code) == ("option.precision", 2)
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "what", "hint"),
+    [
+        ("hopper", CompileOptions(precision="bf16"), "precision bf16 has no activation scales", "--precision fp8"),
+        ("hopper", CompileOptions(family="baseline"), "precision w8a16, the default of hopper with --family baseline,",
+         "--precision fp8"),
+        ("orin", CompileOptions(), "precision w8a16, the default of orin, has no", "leave them out: orin"),
+    ],
+)  # fmt: skip
+def test_scales_that_nothing_would_use(arch: str, options: CompileOptions, what: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        resolved(options, target_named(arch), scales=True)
+    assert refused.value.code == "option.scales"
+    assert refused.value.what.startswith(what) and refused.value.hint.startswith(hint)
+    assert resolved(options, target_named(arch)).kind in ("bf16", "w8a16")
+    assert resolved(replace(options, stages=(("vision", "fp8"),)), target_named("hopper"), scales=True)
+
+
+def test_a_family_that_has_no_kernels_is_noted() -> None:
+    (note,) = family_notes(target_named("orin"), "native")
+    assert note.startswith("--family native: orin has no kernels of its own")
+    assert not family_notes(target_named("orin"), None) and not family_notes(target_named("hopper"), "native")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"\xff", "is not UTF-8 text"),
+        (b"precision =", "is not TOML: "),
+    ],
+)
+def test_a_precision_file_that_is_none(text: bytes | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(UsageError) as refused:
+        read_precision(str(path))
+    assert refused.value.code == "precision.file" and refused.value.hint
+    assert refused.value.what.startswith(f"{path} {said}")
 
 
 @pytest.mark.parametrize(

@@ -254,8 +254,25 @@ def test_targets_that_cannot_are_named(maker: Maker, capsys: pytest.CaptureFixtu
     assert "multiplies no FP8" in found["refused"][0]["why"]
     code, found = said(capsys, folder, "--precision", "fp8", "--arch", "a100")
     assert code == 2 and found["error"]["code"] == "option.precision"
+    code, found = said(capsys, folder, "--precision", "fp8", "--arch", "a100,hopper,hopper")  # once, and not in vain
+    assert code == 2 and found["error"]["code"] == "option.precision"
+    assert ([e["target"] for e in found["estimates"]], [r["target"] for r in found["refused"]]) == (
+        ["hopper"],
+        ["a100"],
+    )
     code, found = said(capsys, folder, "--arch", "hoper")
     assert code == 2 and found["error"]["code"] == "option.arch"
+    for arch in ("", "hopper,"):
+        code, found = said(capsys, folder, "--arch", arch)
+        assert code == 2 and found["error"]["what"] == "the name of a target is empty"
+
+
+def test_scales_that_no_target_would_use(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is read."""
+    for options in (["--precision", "bf16"], ["--arch", "hopper", "--family", "baseline"], ["--arch", "orin"]):
+        code, found = said(capsys, "nowhere", "--static-scales", *options)
+        assert code == 2 and found["error"]["code"] == "option.scales", options
+    assert said(capsys, "nowhere", "--static-scales", "--arch", "hopper")[1]["error"]["code"] == "checkpoint.not_found"
 
 
 def test_a_plan_on_the_command_line(
@@ -268,6 +285,11 @@ def test_a_plan_on_the_command_line(
     code, found = said(capsys, "some.plan")
     assert code == 0 and {e["target"] for e in found["estimates"]} == {"hopper"}
     assert {r["target"] for r in found["refused"]} == set(load_targets()) - {"hopper"}
+    thor = found["refused"][0]
+    assert thor["hint"] == "frtc estimate CHECKPOINT --arch thor" and "smxx_norm_gemm: 768 rows; " in thor["why"]
+    assert "another GPU's" not in thor["why"]
+    assert cli.main(["estimate", "some.plan"]) == 0
+    assert "\n  hint  frtc estimate CHECKPOINT --arch thor\n" in capsys.readouterr().out
     plan = make("rows", "baseline").plan
     code, found = said(capsys, "some.plan")
     assert code == 0 and {r["target"] for r in found["refused"]} == {"orin", "a100"}
@@ -277,6 +299,7 @@ def test_a_plan_on_the_command_line(
     code, found = said(capsys, "some.plan", "--arch", "hopper,a100")
     assert code == 2 and found["error"]["code"] == "estimate.checkpoint"
     assert found["error"]["hint"] == "frtc estimate CHECKPOINT --arch a100" and "FP8" in str(found["error"]["rows"])
+    assert [e["target"] for e in found["estimates"]] == ["hopper"]
     for option in (["--views", "3"], ["--precision", "bf16"], ["--static-scales"], ["--family", "native"]):
         code, found = said(capsys, "some.plan", *option)
         assert code == 2 and found["error"]["code"] == "estimate.option" and option[0] in found["error"]["what"]

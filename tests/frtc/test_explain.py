@@ -157,3 +157,5 @@ def test_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert said.code == 0 and "2 nodes imported" in said.out and "1 calls" in said.out
     data = call(capsys, "explain", path, "--arch", "a100", "--json").json()
     assert data["total"] == len(data["nodes"]) == sum(data["counts"].values()) == 2
+    said = call(capsys, "explain", path, "--arch", "a100", "--node", "gelu_than")
+    assert (said.code, said.error) == (2, "explain.node") and "nearest  gelu_tanh" in said.err

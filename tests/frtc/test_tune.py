@@ -454,7 +454,9 @@ def test_what_cannot_be_tuned_is_refused_at_once(planted: Planted, tmp_path: Pat
     assert code(Tuning(measure=True)) == "tune.gpu"
     planted()
     assert code(Tuning(file=tmp_path / "absent.json")) == "tactics.file"
-    assert code(Tuning(measure=True, file=tmp_path / "absent" / "t.json")) == "output.folder"
+    with pytest.raises(UsageError) as elsewhere:
+        prepare(Tuning(measure=True, file=tmp_path / "absent" / "t.json"), HOPPER)
+    assert (elsewhere.value.code, "--tactics" in elsewhere.value.hint) == ("output.folder", True)
     other = tmp_path / "a100.json"
     write_tactics(other, Tactics("a100", ""))
     assert code(Tuning(file=other)) == "tactics.target"
@@ -480,8 +482,13 @@ def test_the_seconds_of_the_command_line_are_checked() -> None:
     from frtc.commands.compile import _tuning
 
     for seconds in (0.0, -1.0, float("nan"), 1e9):
-        with pytest.raises(UsageError, match="tune-seconds"):
+        with pytest.raises(UsageError, match="more than 0, at most 86400 seconds"):
             _tuning(argparse.Namespace(tune=True, tactics=None, tune_seconds=seconds))
+    with pytest.raises(UsageError, match="without --tune there are none") as refused:
+        _tuning(argparse.Namespace(tune=False, tactics=None, tune_seconds=5.0))
+    assert refused.value.code == "usage.option"
+    assert _tuning(argparse.Namespace(tune=False, tactics=None, tune_seconds=None)) == Tuning()
+    assert _tuning(argparse.Namespace(tune=True, tactics=None, tune_seconds=5.0)) == Tuning(True, None, 5.0)
 
 
 def test_the_tables_that_are_shipped_fit(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def test_the_cheapest_wins_and_the_others_say_why_not() -> None:
             kernel("slow", {0: 9.0}),
             kernel("fast", {1000: 3.0, 2000: 2.0, 300_000: 1.0}),
             kernel("picky", {0: 0.5}, "wants rows of 16"),
-            kernel("fancy", {0: 0.1}, family="native"),
+            kernel("fancy", {0: 0.1}, family="sm_90a"),
+            kernel("exotic", {0: 0.1}, family="sm_110a"),
         )
     )
     choice = catalog.select(SITE, HOPPER)
@@ -41,11 +42,12 @@ def test_the_cheapest_wins_and_the_others_say_why_not() -> None:
         "fast SMEM=2000: 2.0 us estimated",
         "  not fast SMEM=300000: 300000 bytes of shared memory, hopper has 232448",
         "  not picky: wants rows of 16",
-        "  not fancy: its family native was not asked for",
+        "  not fancy: its family sm_90a was not asked for",
+        "  not exotic: its family sm_110a is another GPU's",
         "  not slow SMEM=0: 9.0 us estimated",
         "  not fast SMEM=1000: 3.0 us estimated",
     ]
-    assert catalog.select(SITE, HOPPER, ("baseline", "native")).kernel.name == "fancy"
+    assert catalog.select(SITE, HOPPER, ("baseline", "sm_90a")).kernel.name == "fancy"
 
 
 def test_a_config_that_fits_one_target_need_not_fit_another() -> None:
