@@ -257,6 +257,8 @@ class Session(Executor):
         names = sorted({entry.cubin for entry in program.kernels})
         modules = {name: self._keep("cuModuleLoadData", "cuModuleUnload", bytes(files[name])) for name in names}
         self.functions = [driver.function(modules[e.cubin], e.symbol, e.smem) for e in program.kernels]
+        # `warm` runs on them before anybody sets them: what memory held might be a token beyond the table.
+        driver.call("cuMemsetD8Async", self.slots, 0, max(self.host.nbytes, 1), self.stream)
         self.reset()
 
     def _place_slots(self) -> None:

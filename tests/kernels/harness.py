@@ -170,7 +170,8 @@ def operands_of(case: Case) -> list[Array | None]:
         values = case.inputs(case.site, generator)
     else:
         values = [None if o is None else fresh(o, generator) for o in case.site.operands]
-    return [v if o is None or v is None else shared(o, v) for o, v in zip(case.site.operands, values, strict=True)]
+    assert [v is None for v in values] == [o is None for o in case.site.operands], f"{case}: inputs of other operands"
+    return [None if o is None or v is None else shared(o, v) for o, v in zip(case.site.operands, values, strict=True)]
 
 
 def shared(operand: Operand, values: Array) -> Array:

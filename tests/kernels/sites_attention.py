@@ -68,7 +68,7 @@ class AttentionSite:
             draw[self._unseen(k, masks)] = self.hidden
         rounded = [round_to(draw, operand.dtype) for draw, operand in zip(draws, (q, k, v), strict=True)]
         valid = np.array(self.length, np.int32) if length else None
-        return [*rounded, masks, valid, *(np.asarray(rng.uniform(20, 100), np.float32) for _ in inv)]
+        return [*rounded, masks, valid, *(np.asarray(rng.uniform(20, 100), np.float32) if o else None for o in inv)]
 
     def _unseen(self, k: Operand, masks: Array | None) -> Array:
         """Bool [..., Hkv, Sk]: keys that length, resume or the mask hide from every query."""

@@ -176,7 +176,7 @@ def inputs(site: Site, generator: np.random.Generator) -> list[NDArray[np.generi
     """Operands in order: angles are cosines and sines of positions, ids and positions lie inside their table, e4m3 is
     stored times a number that lets the loudest elements saturate."""
     drawn = [None if o is None else _drawn(o, generator) for o in site.operands]
-    if site.op in INV and len(site.operands) > INV[site.op]:
+    if site.op in INV and len(site.operands) > INV[site.op] and site.operands[INV[site.op]]:
         drawn[INV[site.op]] = np.asarray(generator.uniform(8, 40), np.float32)
     if site.op in ("rope", "rope_qkv"):
         angles = generator.uniform(-np.pi, np.pi, site.operands[1].shape)  # type: ignore[union-attr]

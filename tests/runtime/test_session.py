@@ -160,6 +160,13 @@ def test_states_are_zero_at_first_after_warm_and_after_reset(session: Session, a
         state[:] = b"\1" * 512
 
 
+def test_inputs_are_zero_at_first(plan: Plan, api: NullApi) -> None:
+    session = Session(plan, driver=Driver(api=api))
+    assert session.inputs
+    for slot in session.inputs.values():
+        assert bytes(api.device(session.addresses["slot" + slot.name], slot.nbytes)) == bytes(slot.nbytes)
+
+
 def test_memory_report(session: Session) -> None:
     memory = session.memory()
     assert memory.planned == memory.used == 1280 + 512 + 512 + 512

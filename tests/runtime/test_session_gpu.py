@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,24 @@ def test_states_start_at_zero(session: Session) -> None:
     with session.driver.current():
         session.driver.call("cuMemcpyDtoH", state.ctypes.data, session.addresses["state"], state.nbytes)
     assert not state.any()
+
+
+def test_warm_runs_on_zeros_whatever_memory_held(plan: Plan) -> None:
+    driver = Driver()
+    with driver.current():
+        held = [driver.alloc(1 << 20) for _ in range(64)]
+        for at in held:
+            driver.call("cuMemsetD8", at, 0xFF, 1 << 20)
+        for at in held:
+            driver.call("cuMemFree", at)
+    with closing(Session(plan, driver=driver)) as session:
+        session.warm()
+        inputs = [session.addresses["slot" + name] for name in session.inputs]
+        for at, slot in zip(inputs, session.inputs.values(), strict=True):
+            held_now = np.ones(slot.nbytes, np.uint8)
+            with driver.current():
+                driver.call("cuMemcpyDtoH", held_now.ctypes.data, at, slot.nbytes)
+            assert not held_now.any()
 
 
 def test_timing(session: Session) -> None:
