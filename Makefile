@@ -9,7 +9,7 @@ ORACLE_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python
 MATRIX_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
 MATRIX_TORCH ?= 2.11.0
 
-.PHONY: setup demo test test-fast test-full test-matrix lint oracle-venv test-oracle gpu-kernels gpu-model gpu-bench gpu-all gpu-scale fit measured
+.PHONY: setup demo test test-fast test-full test-matrix lint oracle-venv test-oracle gpu-kernels gpu-model gpu-bench gpu-lt gpu-all gpu-scale fit measured
 
 setup: $(VENV)/done
 
@@ -81,6 +81,10 @@ gpu-model:
 
 gpu-bench:
 	PYTHONPATH=. $(PYTHON) -m bench.gpu_bench --policy $(POLICY)
+
+# Products of vision and prefix beside cuBLASLt's best, plain and with a separate epilogue, in a minute and a half.
+gpu-lt:
+	PYTHONPATH=. $(PYTHON) -m bench.lt_times --policy $(POLICY)
 
 gpu-all:
 	PYTHONPATH=. $(PYTHON) -m bench.gpu_all
