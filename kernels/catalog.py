@@ -24,6 +24,7 @@ MODULES = [
     "smxx_gemm",
     "smxx_rope_gemm",
     "smxx_finish_gemm",
+    "smxx_tf32_gemm",
     "smxx_linear_f32",
     "smxx_norm",
     "smxx_rope",

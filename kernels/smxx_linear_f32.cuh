@@ -1,5 +1,5 @@
-// y = epilogue(x w^T) in fp32 on the ordinary units: for what must not pass through 16 bits, and for rows that the
-// tensor-core kernel cannot read
+// y = epilogue(x w^T) in fp32 on the ordinary units: for few outputs, for fp32 next to 16 bits, and for rows that the
+// tensor-core kernels (smxx_gemm.cuh, smxx_tf32_gemm.cuh) cannot read
 //
 //   x  [M, K] rows of stride ldx          w  [N, K] rows of stride ldw          fp32, bf16 or fp16, any alignment
 //   y  [M, N], or [M, N / 2] where gated; bias, gate, residual: epilogue.cuh; batch, rows as in smxx_gemm.cuh

@@ -1,4 +1,4 @@
-"""linear and gated_linear on the ordinary units: fp32 operands, and rows of any alignment. smxx_linear_f32.cuh."""
+"""linear and gated_linear on the ordinary units: few outputs in fp32, rows of any alignment. smxx_linear_f32.cuh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ COLUMNS = 128
 
 FMA_PER_CLOCK = 128  # fp32, of an SM; 64 on sm_80, which is then twice as slow as estimated with the same choice
 CLOCK, L2_BYTES_PER_CLOCK = 1.7e9, 64
-LAUNCH_US, TILE_US, LINE_US = 2.0, 0.5, 0.3  # launch; one K tile of 16; one turn of a warp along K
+LAUNCH_US, TILE_US = 2.0, 1.3  # launch; one K tile of 16
+# A turn of a warp along K, of blocks that have an SM each and of blocks that share one; fitted to 15 shapes on an H200.
+ALONE_US, SHARED_US, BLOCKS_PER_SM = 0.3, 1.0, 6
 
 
 def refuse(site: Site, target: Target) -> str:
@@ -48,9 +50,10 @@ def cost(site: Site, config: Config, target: Target) -> float:
     rows = int(config["ROWS"])
     blocks = math.prod(_grid(p, rows))
     if rows == 0:
-        turns = math.ceil(p.k / 128) * math.ceil(blocks / (target.sms * 8))
+        turns = math.ceil(p.k / 128) * max(1.0, blocks / (target.sms * BLOCKS_PER_SM))
+        turn_us = ALONE_US if blocks <= target.sms else SHARED_US
         loaded = blocks * 4 * 9 * p.k * 4  # bytes: one row of x and eight of w for each warp
-        return LAUNCH_US + max(turns * LINE_US, loaded / (target.sms * L2_BYTES_PER_CLOCK * CLOCK) * 1e6)
+        return LAUNCH_US + max(turns * turn_us, loaded / (target.sms * L2_BYTES_PER_CLOCK * CLOCK) * 1e6)
     per_thread = rows // 16
     share = per_thread * 8 / (per_thread * 8 + 2 * (per_thread + 8))  # multiply-adds among the instructions
     clocks = rows * COLUMNS * p.k / (FMA_PER_CLOCK * share)

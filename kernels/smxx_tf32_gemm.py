@@ -1,0 +1,178 @@
+"""linear and gated_linear of fp32 operands on mma.sync, three TF32 products for each of fp32. smxx_tf32_gemm.cuh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from frtc.kernels import smxx_gemm
+from frtc.kernels.product import NULL, Product, epilogue_refuses, params_of, product_of, types_of
+from frtc.kernels.spec import Config, Kernel, Param, Site, Stage
+from frtc.kernels.targets import Target
+
+KIND = {"linear": "smxx_tf32_gemm", "gated_linear": "smxx_gated_tf32_gemm"}
+
+CELLS = 64  # of a row of a tile, 16 bits each: 32 elements
+# BM, BN, WM, WN, STAGES. Large first. Few rows want many weights in flight and many blocks, so small tiles are deep.
+TILES = (
+    (128, 96, 32, 48, 3),  # 84 KB: two on 228 KB
+    (64, 96, 32, 24, 4),  # 80 KB
+    (64, 80, 16, 40, 5),  # 90 KB: 120 blocks for two views of 256 patches in 1152 channels
+    (64, 72, 16, 24, 5),  # 85 KB: 128 blocks for them
+    (64, 64, 16, 32, 4),  # 64 KB: three on 228 KB
+    (64, 32, 16, 16, 6),  # 72 KB
+    (32, 64, 16, 16, 6),  # 72 KB
+    (32, 32, 16, 8, 8),  # 64 KB
+    (16, 64, 16, 8, 8),  # 80 KB
+    (16, 32, 16, 8, 8),  # 48 KB
+)
+NAMES = ("BM", "BN", "WM", "WN", "STAGES", "SPLITS")  # of a config
+SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+
+PRODUCTS = 3  # of TF32 for one of fp32
+AROUND = 80  # instructions of a warp around the products of a K tile: copies, addresses, barrier
+SCHEDULERS = 4  # of an SM, an instruction of a warp a clock each
+LAUNCH_US, FIRST_TILE_US, BARRIER_US, EPILOGUE_US, SPLIT_US = 1.5, 1.0, 0.07, 0.8, 1.5
+FLIGHT_US = 0.8  # from the request of a tile to its arrival, under load
+L2_BYTES_PER_CLOCK = 32  # of an SM where all of them read
+
+
+@dataclass(frozen=True, slots=True)
+class Tile(smxx_gemm.Tile):
+    """One instance of the template and how often the K tiles are split among blocks."""
+
+    @staticmethod
+    def of(config: Config, p: Product) -> Tile:
+        bm, bn, wm, wn, stages, splits = (config[name] for name in NAMES)
+        return Tile(bm, bn, CELLS, wm, wn, stages, splits)
+
+    def config(self) -> Config:
+        return dict(zip(NAMES, (self.bm, self.bn, self.wm, self.wn, self.stages, self.splits), strict=True))
+
+    @property
+    def cuda(self) -> str:
+        return f"frtc::F32Tile<{self.bm}, {self.bn}, {self.wm}, {self.wn}, {self.stages}>"
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, about: accumulators of all and of a tile, two sets of fragments and one in parts, addresses."""
+        accumulators, fragments = self.wm * self.wn // 32, (self.wm + self.wn) // 4
+        return min(255, max(64, 2 * accumulators + 3 * fragments + 40))
+
+
+def refuse(site: Site, target: Target) -> str:
+    p = product_of(site)
+    if isinstance(p, str):
+        return p
+    if "cp.async" not in target.has:
+        return "needs cp.async"
+    if (p.x.dtype, p.w.dtype) != ("f32", "f32"):
+        return f"x is {p.x.dtype} and w is {p.w.dtype}; needs f32 for both"
+    for name, matrix in (("x", p.x), ("w", p.w)):
+        if matrix.ld % 4 or matrix.batch % 4:
+            return f"rows of {name} are {matrix.ld} elements apart (batches {matrix.batch}), not a multiple of 16 bytes"
+    if p.batch > 65535 or math.ceil(p.n / 32) > 65535:
+        return "more blocks than a grid holds"
+    return epilogue_refuses(p)
+
+
+def configs(site: Site, target: Target) -> list[Config]:
+    p = product_of(site)
+    assert isinstance(p, Product)
+    return [tile.config() for shape in TILES for tile in _splits(Tile.of(_unsplit(shape), p), p, target)]
+
+
+def _unsplit(shape: tuple[int, ...]) -> Config:
+    return dict(zip(NAMES, (*shape, 1), strict=True))
+
+
+def _splits(tile: Tile, p: Product, target: Target) -> Iterator[Tile]:
+    """`tile` with every useful number of splits; none where it is of no use."""
+    if tile.smem > target.smem_per_block:
+        return  # cannot be launched
+    if tile.bm >= 32 and tile.bm // 2 >= p.m:
+        return  # half of the products are for rows that are not there
+    yield tile
+    k_tiles, blocks, last = tile.k_tiles(p), math.prod(tile.grid(p)), 1
+    for wanted in SPLITS[1:]:
+        share = math.ceil(k_tiles / wanted)
+        splits = math.ceil(k_tiles / share)  # every split has work
+        if p.batch > 1:
+            return  # grid.z is the batch
+        if share < 3 or blocks * splits > 2 * target.sms * tile.resident(target):
+            return  # a ring needs tiles to fill, and more waves of blocks bring nothing
+        if splits != last:
+            yield replace(tile, splits=splits)
+        last = splits
+
+
+def cost(site: Site, config: Config, target: Target) -> float:
+    """Estimated microseconds: the slowest of DRAM, the SM's units and the waits for tiles; what each wave pays."""
+    p = product_of(site)
+    assert isinstance(p, Product)
+    tile = Tile.of(config, p)
+    on_busiest = math.ceil(math.prod(tile.grid(p)) / target.sms)
+    together = min(on_busiest, tile.resident(target))
+    waves = math.ceil(on_busiest / together)
+    k_tiles = tile.k_tiles(p)
+    busy_us = on_busiest * k_tiles * _tile_clocks(tile, target) / smxx_gemm.CLOCK * 1e6
+    wait_us = waves * k_tiles * max(BARRIER_US, FLIGHT_US / (tile.stages - 1))
+    dram_us = p.nbytes / (smxx_gemm.DRAM_SHARE * target.dram) * 1e6
+    once_us = LAUNCH_US + waves * (FIRST_TILE_US + EPILOGUE_US)
+    if tile.splits > 1:
+        partial = tile.bm * tile.bn * 4 * (tile.splits + 1)
+        once_us += SPLIT_US + partial / (L2_BYTES_PER_CLOCK * smxx_gemm.CLOCK) * 1e6
+    return once_us + max(busy_us, wait_us, dram_us)
+
+
+def _tile_clocks(tile: Tile, target: Target) -> float:
+    """Clocks that an SM needs for one K tile of one block: products, instructions, shared memory or L2."""
+    rate = target.tflops["bf16"] / 2 * 1e12 / target.sms / smxx_gemm.CLOCK  # of TF32, on every GPU half of 16 bits
+    if target.has & {"wgmma", "tcgen05"}:
+        rate *= smxx_gemm.LEGACY_MMA
+    products = PRODUCTS * 2 * tile.bm * tile.bn * tile.bk / 2 / rate
+    elements = (tile.wm + tile.wn) * tile.bk / 2  # of a warp's fragments: two instructions for each 32
+    pieces = tile.wm * tile.wn / 32  # of accumulators: a product for each 4 and 8 elements of K, an addition for each
+    issued = 2 * elements / 32 + PRODUCTS * pieces / 4 * tile.bk / 16 + pieces + AROUND
+    smem = (tile.stage_bytes + tile.warps * elements * 4) / smxx_gemm.SMEM_BYTES_PER_CLOCK
+    other = max(tile.warps * issued / SCHEDULERS, smem)
+    # The units share issue slots: the slowest is never quite alone.
+    return max(products, other, tile.stage_bytes / L2_BYTES_PER_CLOCK) + 0.25 * min(products, other)
+
+
+def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
+    p = product_of(site)
+    assert isinstance(p, Product)
+    tile = Tile.of(config, p)
+    split = tile.splits > 1
+    workspace = (Param("scratch", 0), Param("counters", 0)) if split else (NULL, NULL)
+    arguments = p.arguments()
+    template = f"{tile.cuda}, {p.epilogue()}, {'true' if split else 'false'}, {types_of(arguments)}"
+    stage = Stage(
+        source="smxx_tf32_gemm.cuh",
+        entry=f"frtc::smxx_tf32_gemm<{template}>",
+        grid=tile.grid(p),
+        block=32 * tile.warps,
+        smem=tile.smem,
+        params=(*p.params(), *workspace, *params_of(arguments)),
+        waits=True,
+    )
+    return (stage,)
+
+
+def scratch(site: Site, config: Config) -> int:
+    p = product_of(site)
+    assert isinstance(p, Product)
+    return smxx_gemm.scratch_of(p, Tile.of(config, p))
+
+
+def counters(site: Site, config: Config) -> int:
+    p = product_of(site)
+    assert isinstance(p, Product)
+    return smxx_gemm.counters_of(p, Tile.of(config, p))
+
+
+KERNELS = tuple(
+    Kernel(name, op, "baseline", refuse, configs, cost, stages, scratch, counters) for op, name in KIND.items()
+)
