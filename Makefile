@@ -9,7 +9,7 @@ ORACLE_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python
 MATRIX_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
 MATRIX_TORCH ?= 2.11.0
 
-.PHONY: setup demo test test-fast test-full test-matrix lint oracle-venv test-oracle gpu-kernels gpu-model gpu-bench gpu-lt gpu-all gpu-scale fit measured
+.PHONY: setup demo test test-fast test-full test-matrix lint oracle-venv test-oracle gpu-kernels gpu-sanitize gpu-model gpu-bench gpu-lt gpu-all gpu-scale fit measured
 
 setup: $(VENV)/done
 
@@ -70,6 +70,11 @@ test-oracle: oracle-venv
 TIER ?= gpu and not full
 gpu-kernels:
 	PYTHONPATH=. $(PYTHON) -m pytest -m "$(TIER)" tests/kernels tests/runtime tests/truth tests/frtc
+
+# Every kernel of each family once under memcheck, racecheck and initcheck, a tiny FP8 Plan under memcheck: three minutes.
+# SANITIZER=PATH names another compute-sanitizer than CUDA's.
+gpu-sanitize:
+	PYTHONPATH=. $(PYTHON) -m bench.sanitize
 
 # One policy: pi05, pi0 or smolvla; one precision: bf16, fp8 (static scales), fp8-rows, w8a16, or all but bf16. `gpu-all`:
 # checks and times of the policies beside Pi0.5, in nine minutes.
