@@ -13,12 +13,6 @@ namespace frtc {
 // Running maximum of a row that has seen no key. Finite, so that differences of two such are 0 and not NaN.
 inline constexpr float kNoKey = -1e30f;
 
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Sums, maximum (in log2 units) and weight of every warp to shared memory, for the block's final addition.
 template <typename Tile>
 __device__ __forceinline__ void stage_sums(float* sums, float2* stats, const float (&o)[Tile::O_TILES][4],

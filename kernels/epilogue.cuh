@@ -13,9 +13,11 @@
 //   IN = 8                               accumulators that one call takes
 //   store(row, column, acc[IN])          of columns column .. column + 7, a multiple of 8; rows and columns beyond the edges
 //                                        come too, and are not to be stored
+//   exists(row, column)                  whether store() would store
 //   columns_at, row_at, store(..., Columns, Row)   the same in parts, for mainloops that ask for operands ahead of their use:
 //                                        Columns of eight columns, Row of eight columns of a row. VECTORS: whole() says
-//                                        that groups of eight columns exist or do not, and can be moved as vectors
+//                                        that groups of eight columns exist or do not, and can be moved as vectors; WHOLE
+//                                        that this is known when it is compiled
 //   finish<THREADS, SHARES>(smem, m0)    by THREADS threads of the block, from 0 on, once, behind their last store: rows from
 //                                        m0 on of this column of tiles are stored, or one of SHARES shares of them. Other
 //                                        threads have ended or are about to. The block's dynamic shared memory is free,
@@ -82,11 +84,11 @@ __device__ __forceinline__ void hold(Held<T, N>& held, const T* p, long long at,
 enum class Alpha { none, one, each };
 
 template <typename Out, typename Bias, typename Residual, typename Gate, Act ACT, bool GATED, Alpha ALPHA = Alpha::none,
-          bool X_SCALE = false>
+          bool X_SCALE = false, bool WHOLE_ = false>
 struct Epilogue {
     static constexpr int IN = 8;                  // accumulators of one row per call
     static constexpr int OUT = GATED ? 4 : 8;     // results of one row per call
-    static constexpr bool SCALED_OUT = sizeof(Out) == 1;
+    static constexpr bool SCALED_OUT = sizeof(Out) == 1, WHOLE = WHOLE_;
 
     const Bias* bias;
     const Residual* residual;  // may alias y: each element is read by the thread that writes it
@@ -107,9 +109,9 @@ struct Epilogue {
           x_scale(X_SCALE ? x_scale + batch * batch_x_scale : nullptr), y(y + batch * batch_y), rows(m),
           columns(GATED ? n / 2 : n), accumulators(n), ld_residual(ld_residual), ld_gate(ld_gate), ld_x_scale(ld_x_scale),
           ld_y(ld_y), alpha_one(ALPHA == Alpha::one ? *alpha : 1.0f), inv(SCALED_OUT ? *inv : 1.0f),
-          vectors(vectors_ok<OUT>(bias, 0) && vectors_ok<OUT>(this->residual, ld_residual) &&
-                  vectors_ok<OUT>(this->gate, ld_gate) && vectors_ok<OUT>(this->y, ld_y) &&
-                  (ALPHA != Alpha::each || vectors_ok<IN>(alpha, 0))) {}
+          vectors(WHOLE || (vectors_ok<OUT>(bias, 0) && vectors_ok<OUT>(this->residual, ld_residual) &&
+                            vectors_ok<OUT>(this->gate, ld_gate) && vectors_ok<OUT>(this->y, ld_y) &&
+                            (ALPHA != Alpha::each || vectors_ok<IN>(alpha, 0)))) {}
 
     struct Columns {
         Held<float, ALPHA == Alpha::each ? IN : 0> alpha;
@@ -118,15 +120,19 @@ struct Epilogue {
     struct Row {
         Held<Residual, kSame<Residual, None> ? 0 : OUT> residual;
         Held<Gate, kSame<Gate, None> ? 0 : OUT> gate;
-        float x_scale;
+        Held<float, X_SCALE ? 1 : 0> x_scale;
     };
 
-    __device__ __forceinline__ bool whole() const { return vectors && accumulators % IN == 0; }
+    __device__ __forceinline__ bool whole() const { return WHOLE || (vectors && accumulators % IN == 0); }
 
+    __device__ __forceinline__ bool exists(int row, int column) const { return row < rows && column < accumulators; }
+
+    // VECTORS: what lies beyond the edges is read from inside them, and not stored. Without a branch around each group the
+    // instructions of several run side by side.
     template <bool VECTORS>
     __device__ __forceinline__ Columns columns_at(int column) const {
-        Columns found = {};
-        if (VECTORS && column >= accumulators) return found;
+        Columns found;
+        if constexpr (VECTORS) column = min(column, accumulators - IN);
         hold<VECTORS>(found.alpha, alpha, column, accumulators - column);
         hold<VECTORS>(found.bias, bias, column, columns - column);
         return found;
@@ -135,13 +141,17 @@ struct Epilogue {
     template <bool VECTORS>
     __device__ __forceinline__ Row row_at(int row, int column) const {
         Row found = {};
-        if (row >= rows || (VECTORS && column >= accumulators)) return found;
+        if constexpr (VECTORS) {
+            row = min(row, rows - 1), column = min(column, accumulators - IN);
+        } else if (row >= rows) {
+            return found;
+        }
         const int left = columns - column;
         const int gate_row = kSabotage == Sabotage::neighbour_gate && row > 0 ? row - 1 : row;
         const int scale_row = kSabotage == Sabotage::neighbour_scale && row > 0 ? row - 1 : row;
         hold<VECTORS>(found.residual, residual, static_cast<long long>(row) * ld_residual + column, left);
         hold<VECTORS>(found.gate, gate, static_cast<long long>(gate_row) * ld_gate + column, left);
-        if constexpr (X_SCALE) found.x_scale = x_scale[static_cast<long long>(scale_row) * ld_x_scale];
+        if constexpr (X_SCALE) found.x_scale.at[0] = x_scale[static_cast<long long>(scale_row) * ld_x_scale];
         return found;
     }
 
@@ -149,11 +159,13 @@ struct Epilogue {
     __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN], const Columns& of_columns,
                                           const Row& of_row) const {
         const int first = GATED ? column / 2 : column;
-        if (row >= rows || first >= columns) return;
+        const bool stored = exists(row, column);
+        if (!VECTORS && !stored) return;
         float v[IN], result[OUT];
 #pragma unroll
         for (int i = 0; i < IN; ++i) {
-            v[i] = X_SCALE ? acc[i] * of_row.x_scale : acc[i];
+            v[i] = acc[i];
+            if constexpr (X_SCALE) v[i] *= of_row.x_scale.at[0];
             if constexpr (ALPHA == Alpha::each) v[i] *= of_columns.alpha.at[i];
             if constexpr (ALPHA == Alpha::one) v[i] *= alpha_one;
         }
@@ -171,7 +183,7 @@ struct Epilogue {
         }
         Out* const to = y + static_cast<long long>(row) * ld_y + first;
         if constexpr (VECTORS) {
-            store_f32(to, result);
+            if (stored) store_f32(to, result);
         } else {
 #pragma unroll
             for (int i = 0; i < OUT; ++i) {
@@ -181,7 +193,7 @@ struct Epilogue {
     }
 
     __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN]) const {
-        if (vectors && column + IN <= accumulators) {
+        if (WHOLE || (vectors && column + IN <= accumulators)) {
             store<true>(row, column, acc, columns_at<true>(column), row_at<true>(row, column));
         } else {
             store<false>(row, column, acc, columns_at<false>(column), row_at<false>(row, column));

@@ -15,10 +15,11 @@
 
 namespace frtc {
 
-template <typename Out, typename Bias, typename Angle, int D, Alpha ALPHA, bool X_SCALE>
+template <typename Out, typename Bias, typename Angle, int D, Alpha ALPHA, bool X_SCALE, bool WHOLE_>
 struct RopeEpilogue {
     static_assert(D % 16 == 0, "a group of columns lies in one head");
     static constexpr int IN = 8, PAIRS = IN / 2;
+    static constexpr bool WHOLE = WHOLE_;  // heads are groups of 16 columns
 
     const Bias* bias;
     const Angle *cos, *sin;
@@ -37,9 +38,9 @@ struct RopeEpilogue {
         : bias(bias), cos(cos), sin(sin), alpha(alpha), x_scale(x_scale), q(q), k(k), v(v), rows(m), columns(n), heads(heads),
           turned(heads + kv_heads), ld_cos(ld_cos), ld_sin(ld_sin), ld_x_scale(ld_x_scale), q_head(q_head), q_row(q_row),
           k_head(k_head), k_row(k_row), v_head(v_head), v_row(v_row), alpha_one(ALPHA == Alpha::one ? *alpha : 1.0f),
-          vectors(vectors_ok<IN>(bias, 0) && vectors_ok<PAIRS>(cos, ld_cos) && vectors_ok<PAIRS>(sin, ld_sin) &&
-                  (ALPHA != Alpha::each || vectors_ok<IN>(alpha, 0)) && vectors_ok<PAIRS>(q, q_head | q_row) &&
-                  vectors_ok<PAIRS>(k, k_head | k_row) && vectors_ok<IN>(v, v_head | v_row)) {}
+          vectors(WHOLE || (vectors_ok<IN>(bias, 0) && vectors_ok<PAIRS>(cos, ld_cos) && vectors_ok<PAIRS>(sin, ld_sin) &&
+                            (ALPHA != Alpha::each || vectors_ok<IN>(alpha, 0)) && vectors_ok<PAIRS>(q, q_head | q_row) &&
+                            vectors_ok<PAIRS>(k, k_head | k_row) && vectors_ok<IN>(v, v_head | v_row))) {}
 
     struct Columns {
         Held<float, ALPHA == Alpha::each ? IN : 0> alpha;
@@ -50,12 +51,17 @@ struct RopeEpilogue {
         float x_scale;
     };
 
-    __device__ __forceinline__ bool whole() const { return vectors; }  // heads are groups of 16 columns
+    __device__ __forceinline__ bool whole() const { return vectors; }
+    __device__ __forceinline__ bool exists(int row, int column) const { return row < rows && column < columns; }
 
     template <bool VECTORS>
     __device__ __forceinline__ Columns columns_at(int column) const {
         Columns found = {};
-        if (column >= columns) return found;
+        if constexpr (VECTORS) {
+            column = min(column, columns - IN);
+        } else if (column >= columns) {
+            return found;
+        }
         hold<VECTORS>(found.alpha, alpha, column, columns - column);
         hold<VECTORS>(found.bias, bias, column, columns - column);
         return found;
@@ -64,9 +70,13 @@ struct RopeEpilogue {
     template <bool VECTORS>
     __device__ __forceinline__ Row row_at(int row, int column) const {
         Row found = {};
-        if (row >= rows || column >= columns) return found;
+        if constexpr (VECTORS) {
+            row = min(row, rows - 1);  // of v: angles of another head, not used
+        } else if (row >= rows || column >= columns) {
+            return found;
+        }
         if constexpr (X_SCALE) found.x_scale = x_scale[static_cast<long long>(row) * ld_x_scale];
-        if (column / D >= turned) return found;
+        if (!VECTORS && column / D >= turned) return found;
 #ifdef FRTC_SABOTAGE_NEIGHBOUR_ANGLE
         const long long position = row > 0 ? row - 1 : row;
 #else
@@ -80,7 +90,8 @@ struct RopeEpilogue {
     template <bool VECTORS>
     __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN], const Columns& of_columns,
                                           const Row& of_row) const {
-        if (row >= rows || column >= columns) return;
+        const bool stored = exists(row, column);
+        if (!VECTORS && !stored) return;
         const int head = column / D, at = column % D;
         const long long r = row;
         float x[IN];
@@ -92,7 +103,7 @@ struct RopeEpilogue {
             if constexpr (!kSame<Bias, None>) x[i] += to_f32(of_columns.bias.at[i]);
         }
         if (head >= turned) {
-            put<VECTORS>(v + static_cast<long long>(head - turned) * v_head + r * v_row + at, x);
+            if (stored) put<VECTORS>(v + static_cast<long long>(head - turned) * v_head + r * v_row + at, x);
             return;
         }
         Out* const to = (head < heads ? q + static_cast<long long>(head) * q_head + r * q_row
@@ -109,12 +120,11 @@ struct RopeEpilogue {
             first[i] = x1 * c - x2 * s;
             second[i] = x2 * c + x1 * s;
         }
-        put<VECTORS>(to, first);
-        put<VECTORS>(to + D / 2, second);
+        if (stored) put<VECTORS>(to, first), put<VECTORS>(to + D / 2, second);
     }
 
     __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN]) const {
-        if (vectors) {
+        if (WHOLE || vectors) {
             store<true>(row, column, acc, columns_at<true>(column), row_at<true>(row, column));
         } else {
             store<false>(row, column, acc, columns_at<false>(column), row_at<false>(row, column));

@@ -16,6 +16,7 @@ class Finished {
 
 public:
     static constexpr int IN = EPILOGUE::IN, BLOCKS = 1;
+    static constexpr bool WHOLE = EPILOGUE::WHOLE;
 
     template <typename... ARGUMENTS>
     __device__ __forceinline__ Finished(int m, int n, int batch, u32* arrived, const typename NORM::W* w,
@@ -30,6 +31,7 @@ public:
     using Row = typename EPILOGUE::Row;
 
     __device__ __forceinline__ bool whole() const { return epilogue.whole(); }
+    __device__ __forceinline__ bool exists(int row, int column) const { return epilogue.exists(row, column); }
 
     template <bool VECTORS>
     __device__ __forceinline__ Columns columns_at(int column) const {

@@ -170,18 +170,29 @@ __device__ __forceinline__ void store_f32(e4m3* p, const float (&values)[N]) {
 
 enum class Act { none, gelu_tanh, gelu_erf, silu };
 
-// 1 / (1 + exp(-x)). exp overflows to infinity for x < -88, and the quotient is then 0, as it should be.
-__device__ __forceinline__ float sigmoid(float x) {
-    return __fdividef(1.0f, 1.0f + __expf(-x));
+// One instruction, error 2 ulp: no scaling around results below 2^-126, which are zero.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
+// x / (1 + 2^e), e = -log2(e) times what the sigmoid takes. 2^e overflows to infinity, and the quotient is then 0, as it
+// should be.
+__device__ __forceinline__ float gated_by(float x, float e) {
+    return x * __fdividef(1.0f, 1.0f + exp2_fast(e));
+}
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+
 __device__ __forceinline__ float silu(float x) {
-    return x * sigmoid(x);
+    return gated_by(x, -kLog2e * x);
 }
 
 // x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), written as x sigmoid(2u): no cancellation for x < 0.
 __device__ __forceinline__ float gelu_tanh(float x) {
-    return x * sigmoid(1.5957691216057308f * x * (1.0f + 0.044715f * x * x));
+    constexpr float LINEAR = -kLog2e * 1.5957691216057308f, CUBIC = LINEAR * 0.044715f;
+    return gated_by(x, x * fmaf(CUBIC, x * x, LINEAR));
 }
 
 __device__ __forceinline__ float gelu_erf(float x) {

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Operand, Param, Site
+from frtc.kernels.views import moves_as_vectors
 
 EPILOGUE_TYPES = ("f32", "bf16", "f16")
 # Places of the optional operands in a site; x and w are 0 and 1.
@@ -15,6 +16,7 @@ PLACES: Mapping[str, Mapping[str, int]] = {
     "linear": {"bias": 2, "residual": 3, "gate": 4, "rows": 5, "alpha": 6, "x_scale": 7, "inv": 8},
     "gated_linear": {"up": 2, "rows": 3, "alpha": 4, "x_scale": 5, "inv": 6},
 }
+GROUP = 8  # columns that an epilogue takes at once
 UNALIGNED = "an operand of the product starts at no multiple of 16 bytes"
 NULL = Param("i64", 0)  # a pointer that is never followed
 
@@ -49,6 +51,7 @@ class Product:
     alpha     fp32 factors of the columns of the product, ld 1, or one for all, ld 0
     x_scale   fp32 factors of the rows
     inv       fp32 factor of an e4m3 result
+    whole     groups of eight columns exist or do not, and all that the epilogue reads and writes moves as vectors
     """
 
     batch: int
@@ -68,6 +71,7 @@ class Product:
     alpha: Matrix | None = None
     x_scale: Matrix | None = None
     inv: Matrix | None = None
+    whole: bool = False
 
     @property
     def flops(self) -> float:
@@ -91,9 +95,10 @@ class Product:
             self.y.cuda,
             *(extra.cuda if extra else "frtc::None" for extra in (self.bias, self.residual, self.gate)),
         ]
-        gated, x_scale = ("true" if flag else "false" for flag in (self.gated, self.x_scale is not None))
-        alpha = "none" if self.alpha is None else "each" if self.alpha.ld else "one"
-        return f"frtc::Epilogue<{', '.join(types)}, frtc::Act::{self.act}, {gated}, frtc::Alpha::{alpha}, {x_scale}>"
+        flags = (self.gated, self.x_scale is not None, self.whole)
+        gated, x_scale, whole = (str(flag).lower() for flag in flags)
+        alpha = f"frtc::Alpha::{'none' if self.alpha is None else 'each' if self.alpha.ld else 'one'}"
+        return f"frtc::Epilogue<{', '.join(types)}, frtc::Act::{self.act}, {gated}, {alpha}, {x_scale}, {whole}>"
 
     def params(self) -> tuple[Param, ...]:
         """The first parameters of a kernel: x, w, rows, M, N, K, row strides of x and w, batch strides of x and w."""
@@ -170,6 +175,7 @@ def _linear(site: Site) -> Product | str:
     batch, m, steps = split
     places: dict[str, int] = {"x": 0, "y": 0, **PLACES[site.op]}
     found = {name: Matrix(places[name], rows[name].dtype, *step) for name, step in zip(strides, steps, strict=True)}
+    vectors = [y, *(extras[name] for name in ("bias", "residual", "gate") if name in extras), *columns.values()]
     for name in {"bias", "alpha", "inv"} & extras.keys():
         each = name == "alpha" and extras[name].shape[-1:] == (w.shape[0],)
         found[name] = Matrix(places[name], extras[name].dtype, int(each), 0)
@@ -177,6 +183,7 @@ def _linear(site: Site) -> Product | str:
         batch, m, w.shape[0], w.shape[1], gated, False, str(site.attrs.get("act", "none")),
         found["x"], Matrix(1, w.dtype, _step(w, 0), 0), found.get("bias"), found.get("residual"), found.get("gate"),
         found["y"], _rows(site, m), found.get("alpha"), found.get("x_scale"), found.get("inv"),
+        w.shape[0] % GROUP == 0 and all(map(moves_as_vectors, vectors)),
     )  # fmt: skip
 
 

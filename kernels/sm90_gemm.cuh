@@ -230,35 +230,41 @@ struct Eights {
     }
 };
 
-// How many rows' operands fit in the registers that accumulators and addresses leave; at most MOST.
+// How many rows' operands fit in the registers that accumulators and addresses leave; at most MOST, 0 where it is tight.
 template <typename TILE, typename EPILOGUE, bool VECTORS, int MOST>
 inline constexpr int kAhead = [] {
     constexpr int OF_ROW = (sizeof(typename EPILOGUE::Row) + 3) / 4, OTHERS = 104;  // registers; others: by trial
     const int fit = (TILE::REGISTERS - TILE::SUMS - OTHERS) / OF_ROW;
     const int most = Eights<TILE>::COUNT < MOST ? Eights<TILE>::COUNT : MOST;
-    return !VECTORS || fit < 1 ? 1 : fit < most ? fit : most;
+    return !VECTORS || fit < 1 ? 0 : fit < most ? fit : most;
 }();
 
-// Everything of a tile. Operands of the epilogue are asked for some units ahead of their use.
+// Everything of a tile. Operands of the epilogue are asked for some units ahead of their use; where registers are short, a
+// branch around each unit keeps those of the next ones out of them.
 template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
 __device__ __forceinline__ void store_tile(const WgmmaSums<TILE>& acc, const EPILOGUE& epilogue, int m0, int n0) {
     using Units = Eights<TILE>;
     constexpr int AHEAD = kAhead<TILE, EPILOGUE, VECTORS, 6>;
+    constexpr bool APART = AHEAD == 0 && sizeof(typename EPILOGUE::Row) > 4;
     const Units units;
-    typename EPILOGUE::Row rows[AHEAD];
+    const auto row_of = [&](int u) { return epilogue.template row_at<VECTORS>(m0 + units.row(u), n0 + units.column(u)); };
+    typename EPILOGUE::Row rows[AHEAD ? AHEAD : 1];
     typename EPILOGUE::Columns columns;
 #pragma unroll
-    for (int u = 0; u < AHEAD; ++u) rows[u] = epilogue.template row_at<VECTORS>(m0 + units.row(u), n0 + units.column(u));
+    for (int u = 0; u < AHEAD; ++u) rows[u] = row_of(u);
 #pragma unroll
     for (int u = 0; u < Units::COUNT; ++u) {
         if (u % Units::OF_COLUMNS == 0) columns = epilogue.template columns_at<VECTORS>(n0 + units.column(u));
-        const typename EPILOGUE::Row row = rows[u % AHEAD];
-        if (u + AHEAD < Units::COUNT) {
-            rows[u % AHEAD] = epilogue.template row_at<VECTORS>(m0 + units.row(u + AHEAD), n0 + units.column(u + AHEAD));
-        }
         float v[8];
         Units::template get<PERMUTED>(v, acc, u);
-        epilogue.template store<VECTORS>(m0 + units.row(u), n0 + units.column(u), v, columns, row);
+        const int row = m0 + units.row(u), column = n0 + units.column(u);
+        if constexpr (AHEAD) {
+            const typename EPILOGUE::Row of_row = rows[u % AHEAD];
+            if (u + AHEAD < Units::COUNT) rows[u % AHEAD] = row_of(u + AHEAD);
+            epilogue.template store<VECTORS>(row, column, v, columns, of_row);
+        } else if (!APART || epilogue.exists(row, column)) {
+            epilogue.template store<VECTORS>(row, column, v, columns, row_of(u));
+        }
     }
 }
 
@@ -270,17 +276,28 @@ __device__ __forceinline__ u32 received_at(u32 base, int sender, int row, int co
     return base + ((sender * (TILE::BN / 8 / TILE::SPLIT) + group) * 2 + quarter) * (TILE::BM * 16) + row * 16;
 }
 
+// Whether all columns of a thread belong to one block of the cluster; its units then need no branch each, and the
+// instructions of several run side by side. (Threads that exchange their sums have to do it together.)
+template <typename TILE, bool PERMUTED>
+inline constexpr bool kOneOwner = PERMUTED && TILE::SPLIT <= 4;
+
+template <typename TILE>
+__device__ __forceinline__ int owner_of(int column) {
+    return column / 8 % TILE::SPLIT;
+}
+
 // Sends the sums of columns that belong to other blocks of the cluster.
 template <typename TILE, bool PERMUTED>
 __device__ __forceinline__ void send_sums(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, int m0, int M) {
     const Eights<TILE> units;
     const int rank = blockIdx.z;
+    if (kOneOwner<TILE, PERMUTED> && owner_of<TILE>(units.column0) == rank) return;
 #pragma unroll
     for (int u = 0; u < Eights<TILE>::COUNT; ++u) {
         float v[8];
         Eights<TILE>::template get<PERMUTED>(v, acc, u);
-        const int row = units.row(u), column = units.column(u), owner = column / 8 % TILE::SPLIT;
-        if (owner == rank || m0 + row >= M) continue;
+        const int row = units.row(u), column = units.column(u), owner = owner_of<TILE>(column);
+        if ((!kOneOwner<TILE, PERMUTED> && owner == rank) || m0 + row >= M) continue;
         const u32 there = cluster_address(ring.received, owner), barrier = cluster_address(ring.sums, owner);
         const int sender = rank < owner ? rank : rank - 1;
         store_async(received_at<TILE>(there, sender, row, column, 0), barrier, v[0], v[1], v[2], v[3]);
@@ -291,12 +308,13 @@ __device__ __forceinline__ void send_sums(const WgmmaSums<TILE>& acc, const Ring
 // Stores this block's own columns once the sums of the other blocks are there.
 template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
 __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0,
-                                           int n0, int M) {
+                                           int n0) {
     constexpr int COUNT = Eights<TILE>::COUNT;
     constexpr bool AHEAD = kAhead<TILE, EPILOGUE, VECTORS, COUNT> == COUNT;  // all of them, while the sums travel
     const Eights<TILE> units;
     const int rank = blockIdx.z;
-    const auto mine = [&](int u) { return units.column(u) / 8 % TILE::SPLIT == rank && m0 + units.row(u) < M; };
+    if (kOneOwner<TILE, PERMUTED> && owner_of<TILE>(units.column0) != rank) return;
+    const auto mine = [&](int u) { return kOneOwner<TILE, PERMUTED> || owner_of<TILE>(units.column(u)) == rank; };
     typename EPILOGUE::Row rows[AHEAD ? COUNT : 1];
 #pragma unroll
     for (int u = 0; u < COUNT; ++u) {
@@ -331,7 +349,8 @@ __device__ __forceinline__ void deliver_as(const WgmmaSums<TILE>& acc, const Rin
                                            int n0, int M) {
     if constexpr (TILE::SPLIT > 1) {
         send_sums<TILE, PERMUTED>(acc, ring, m0, M);
-        store_sums<VECTORS, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
+        __syncwarp();
+        store_sums<VECTORS, TILE, PERMUTED>(acc, ring, epilogue, m0, n0);
     } else {
         store_tile<VECTORS, TILE, PERMUTED>(acc, epilogue, m0, n0);
     }
@@ -339,9 +358,9 @@ __device__ __forceinline__ void deliver_as(const WgmmaSums<TILE>& acc, const Rin
 template <typename TILE, bool PERMUTED, typename EPILOGUE>
 __device__ __forceinline__ void deliver(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0,
                                         int n0, int M) {
-    if (epilogue.whole()) {
+    if (EPILOGUE::WHOLE || epilogue.whole()) {
         deliver_as<true, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
-    } else {
+    } else if constexpr (!EPILOGUE::WHOLE) {
         deliver_as<false, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
     }
 }

@@ -15,7 +15,7 @@ from frtc.kernels.mainloop import Mainloop
 from frtc.kernels.product import NULL, Argument, Product, epilogue_refuses, product_of
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
-from frtc.kernels.views import last_axis_is_dense
+from frtc.kernels.views import last_axis_is_dense, moves_as_vectors
 
 RESULTS, ANGLES = ("bf16", "f16"), ("f32", "bf16", "f16")
 GROUP = 16  # a head is a multiple of it, so that eight columns of the product lie in one head
@@ -87,7 +87,8 @@ def _epilogue(site: Site, p: Product) -> str:
     bias, x_scale = p.bias.cuda if p.bias else "frtc::None", str(p.x_scale is not None).lower()
     alpha = "none" if p.alpha is None else "each" if p.alpha.ld else "one"
     types = f"{p.y.cuda}, {bias}, {DTYPES[_tables(site)[0].dtype].cuda}"
-    return f"frtc::RopeEpilogue<{types}, {site.results[1].shape[-1]}, frtc::Alpha::{alpha}, {x_scale}>"
+    whole = str(p.whole and all(map(moves_as_vectors, (*_tables(site), *site.results)))).lower()
+    return f"frtc::RopeEpilogue<{types}, {site.results[1].shape[-1]}, frtc::Alpha::{alpha}, {x_scale}, {whole}>"
 
 
 def _arguments(site: Site, p: Product) -> tuple[Argument, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Operand
 
 Strides = tuple[int, ...]
@@ -48,3 +49,10 @@ def row_steps(shape: Sequence[int], operands: Sequence[Operand | None]) -> tuple
 def last_axis_is_dense(operand: Operand | None, extent: int) -> bool:
     """Whether the last axis has `extent` elements next to each other."""
     return operand is None or (operand.shape[-1:] == (extent,) and (operand.strides[-1] == 1 or extent == 1))
+
+
+def moves_as_vectors(operand: Operand) -> bool:
+    """Whether every run along the last axis begins at a multiple of 16 bytes, in every round of a loop."""
+    size = DTYPES[operand.dtype].itemsize
+    steps = zip(operand.shape[:-1], operand.strides[:-1], strict=True)
+    return operand.aligned and all(extent == 1 or stride * size % 16 == 0 for extent, stride in steps)

@@ -68,7 +68,7 @@ NORM = linear_norm(50, 64, 64, "ada")
     [
         (linear(50, 64, 64), "has no finish"),
         (linear_norm(PANEL_ROWS + 1, 64, 64, "rms"),
-         "65 rows; with more than 64 a norm of its own is quicker than the block that comes last"),
+         "65 rows; with more than 64 a norm of its own is quicker than waiting for all blocks"),
         (linear_norm(5, 4104, 64, "rms"), "rows of 4104 elements; at most 4096"),
         (per_row(linear(5, 16392, 64)), "rows of 16392 elements; at most 16384"),
         (linear_norm(5, 64, 64, "rms", out="f32"), "s is f32; needs bf16 or f16"),
