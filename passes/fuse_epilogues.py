@@ -4,6 +4,7 @@
     linear(..) * g                    -> linear(.., gate=g)            g one value per column, or of the result's shape
     r + linear(..)                    -> linear(.., residual=r)
     gated_linear(x, gate, up)         -> gated_linear(x, interleave(gate, up))
+    add_behind_views: view(linear(..)) + constant -> view(linear(.., residual=constant))     the view moves nothing
 
 The intermediate is no longer rounded to 16 bits nor written to memory. Only what some kernel can run (`implements`),
 and only where nothing else reads the intermediate.
@@ -14,10 +15,12 @@ from __future__ import annotations
 from functools import partial
 
 from frtc.lowering.ir import Module, Node
-from frtc.lowering.ops import OPS, broadcast, concat, gated_linear, linear, reshape
+from frtc.lowering.ops import OPS, broadcast, concat, gated_linear, linear, reshape, view
 from frtc.lowering.pattern import Var, once
+from frtc.lowering.strided import Strided
 from frtc.passes.rewrite import Implements, Pass, Rules, rewrite
 
+Shape = tuple[int, ...]
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "silu")
 
 product = Var("product", where=lambda n: isinstance(n, Node) and n.op == "linear" and not n.is_const)
@@ -76,6 +79,23 @@ EPILOGUES = Rules(
     ],
 )
 INTERLEAVE = Rules("interleave_gate", [(gated_linear(x, gate_w, up_w, act=act), _interleaved)])
+
+
+def add_behind_views(implements: Implements) -> Pass:
+    """After layout, which finds that the transpositions around a patch embedding cancel."""
+
+    def fused(node: Node, product: Node, other: Node, shape: Shape, strides: Shape, offset: int) -> Node | None:
+        moves = not Strided(shape, strides, offset).is_packed or node.t.size != product.t.size
+        if moves or node.shape != shape or product.args[3] is not None or not other.t.is_float:
+            return None
+        residual = reshape(broadcast(other, shape=node.shape), shape=product.shape)
+        args = (*product.args[:3], residual, product.args[4])
+        result: Node = linear(*args, act=product["act"], dtype=node.dtype, loc=product.loc)
+        return reshape(result, shape=node.shape) if implements(result) else None
+
+    seen = view(once(product), shape=Var("shape"), strides=Var("strides"), offset=Var("offset"))
+    rules = Rules("add_behind_view", [(OPS["add"](once(seen), Var("other", const=True)), fused)])
+    return lambda module: module.map(lambda graph: rewrite(graph, rules))
 
 
 def fuse_epilogues(implements: Implements) -> Pass:

@@ -7,7 +7,7 @@ from frtc.passes.canonicalize import canonicalize
 from frtc.passes.fold_constants import fold_constants
 from frtc.passes.fold_linears import fold_linears
 from frtc.passes.fold_norms import fold_norms
-from frtc.passes.fuse_epilogues import fuse_epilogues
+from frtc.passes.fuse_epilogues import add_behind_views, fuse_epilogues
 from frtc.passes.fuse_linear_norm import fuse_linear_norm
 from frtc.passes.fuse_pointwise import fuse_pointwise
 from frtc.passes.fuse_residual_norm import fuse_residual_norm
@@ -59,6 +59,7 @@ def pipeline(
         # and a norm of few rows that waits for the last block of its product takes a microsecond longer than alone.
         *([fuse_linear_norm(implements)] if "fp8" in precision.kinds else []),
         layout,  # no rule of the passes above matches views
+        add_behind_views(implements),  # after layout: what lies between is a view, or a reshape of one
         fuse_rope_qkv(implements),  # after layout: heads are strides, whatever spelling made them
         fuse_rope_linear(implements),  # after fuse_rope_qkv, which leaves the linear that it absorbs
         quantize(implements, precision, told),  # after all that decides what one launch is; it changes operands only

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frtc.lowering.ir import Node
-from frtc.passes.fuse_epilogues import fuse_epilogues
+from frtc.passes.fuse_epilogues import add_behind_views, fuse_epilogues
 from tests.passes.expect import expect_pass, expect_unchanged
 
 
@@ -259,3 +259,44 @@ def test_only_what_a_kernel_runs() -> None:
         }
         """,
     )
+
+
+BEHIND_VIEW = """
+graph g(x: f32[2,3,3,4]) {
+  @p : f32[9,5]
+  @w : f32[5,4]
+  %0 = linear(%x, @w) : f32[2,3,3,5]
+  %1 = view(%0, shape=[2,9,5], strides=STRIDES) : f32[2,9,5]
+  %2 = add(%1, @p) : bf16[2,9,5]
+  return %2
+}
+"""
+
+
+def test_add_behind_a_view() -> None:
+    """Patch and position embedding in one launch: the view is a reshape."""
+    expect_pass(
+        add_behind_views(everything),
+        fires={"add_behind_view": 1},
+        before=BEHIND_VIEW.replace("STRIDES", "[45,5,1]"),
+        after="""
+        graph g(x: f32[2,3,3,4]) {
+          @p : f32[9,5]
+          @w : f32[5,4]
+          %0 = broadcast(@p, shape=[2,9,5]) : f32[2,9,5]
+          %1 = reshape(%0, shape=[2,3,3,5]) : f32[2,3,3,5]
+          %2 = linear(%x, @w, _, %1) : bf16[2,3,3,5]
+          %3 = reshape(%2, shape=[2,9,5]) : bf16[2,9,5]
+          return %3
+        }
+        """,
+    )
+
+
+def test_add_behind_a_view_that_moves_stays() -> None:
+    """Near miss: rows of the sum are not rows of the product."""
+    expect_unchanged(add_behind_views(everything), BEHIND_VIEW.replace("STRIDES", "[45,1,9]"))
+
+
+def test_add_behind_a_view_only_what_a_kernel_runs() -> None:
+    expect_unchanged(add_behind_views(nothing), BEHIND_VIEW.replace("STRIDES", "[45,5,1]"))

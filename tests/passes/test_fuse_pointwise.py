@@ -230,17 +230,17 @@ def test_smaller_cast_of_a_computed_value_stays() -> None:
         fuse_pointwise(everything),
         fires={"fuse_pointwise": 1},
         before="""
-        graph g(a: f32[1], b: f32[3,4]) {
+        graph g(a: f32[1], b: f32[300,400]) {
           %0 = exp(%a) : f32[1]
           %1 = cast(%0) : bf16[1]
-          %2 = mul(%1, %b) : f32[3,4]
+          %2 = mul(%1, %b) : f32[300,400]
           return %2
         }
         """,
         after="""
-        graph g(a: f32[1], b: f32[3,4]) {
+        graph g(a: f32[1], b: f32[300,400]) {
           %0 = pointwise(%a, expr=[[exp, 0], [cast, 1, bf16]], results=[2], shape=[1]) : bf16[1]
-          %1 = mul(%0, %b) : f32[3,4]
+          %1 = mul(%0, %b) : f32[300,400]
           return %1
         }
         """,
@@ -280,10 +280,53 @@ def test_smaller_shape_stays() -> None:
     expect_unchanged(
         fuse_pointwise(everything),
         """
-        graph g(x: f32[5,4], b: f32[4]) {
+        graph g(x: f32[500,400], b: f32[400]) {
+          %0 = exp(%b) : f32[400]
+          %1 = add(%x, %0) : f32[500,400]
+          return %1
+        }
+        """,
+    )
+
+
+def test_few_elements_are_computed_anew() -> None:
+    """Positions and angles of a few tokens: each of the readers has them to itself, behind a reshape, too."""
+    expect_pass(
+        fuse_pointwise(everything),
+        fires={"fuse_pointwise": 4, "permute_pointwise": 1},
+        before="""
+        graph g(n: i32[], i: i32[5], f: f32[4]) {
+          %0 = add(%n, %i) : i32[5]
+          %1 = cast(%0) : f32[5]
+          %2 = view(%1, shape=[5,1], strides=[1,1]) : f32[5,1]
+          %3 = mul(%2, %f) : f32[5,4]
+          %4 = cos(%3) : f32[5,4]
+          %5 = sin(%3) : f32[5,4]
+          return cos=%4, sin=%5
+        }
+        """,
+        after="""
+        graph g(n: i32[], i: i32[5], f: f32[4]) {
+          %0 = view(%i, shape=[5,1], strides=[1,1]) : i32[5,1]
+          %1 = pointwise(%n, %0, %f, expr=[[add, 0, 1], [cast, 3, f32], [mul, 4, 2], [cos, 5]], results=[6], shape=[5,4]) : f32[5,4]
+          %2 = pointwise(%n, %0, %f, expr=[[add, 0, 1], [cast, 3, f32], [mul, 4, 2], [sin, 5]], results=[6], shape=[5,4]) : f32[5,4]
+          return cos=%1, sin=%2
+        }
+        """,  # noqa: E501
+    )
+
+
+def test_few_elements_that_something_else_reads_stay() -> None:
+    """Near miss: the value has to be stored anyway."""
+    expect_unchanged(
+        fuse_pointwise(everything),
+        """
+        graph g(b: f32[4], x: f32[5,4]) {
+          @w : f32[2,4]
           %0 = exp(%b) : f32[4]
           %1 = add(%x, %0) : f32[5,4]
-          return %1
+          %2 = linear(%0, @w) : f32[2]
+          return sum=%1, out=%2
         }
         """,
     )
