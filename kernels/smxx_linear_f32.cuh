@@ -8,8 +8,9 @@
 //     grid   (ceil(M / BM), ceil(N / 128), batch)    block  256 threads, each TM = BM / 16 rows by 8 columns
 //     smem   two [16, BM + 128] tiles of fp32, k-major, static
 //     moves  x and w from L2 for every tile; bound by shared memory: TM + 8 floats for 8 TM multiply-adds
-//   smxx_dot_f32      one warp for 8 columns of one row, for few outputs of long rows. Lanes take turns along K
-//     grid   (M, ceil(N / 32), batch)                block  4 warps
+//   smxx_dot_f32      one warp, or SHARES = 4 of them, for 8 columns of one row, for few outputs. Lanes take turns along K, and
+//                     the sums of warps are added in their order
+//     grid   (M, ceil(N * SHARES / 32), batch)       block  4 warps
 #pragma once
 
 #include "epilogue.cuh"
@@ -87,11 +88,11 @@ smxx_linear_f32(const X* x, const W* w, const int* rows, int M, int N, int K, in
     for (int i = 0; i < TM; ++i) epilogue.store(m0 + row0 + i, n0 + column0, acc[i]);
 }
 
-// This lane's part of the products of one row of x with 8 rows of w, V neighbouring elements at a time.
-template <int V, int COLUMNS, typename X, typename W>
+// This lane's part of the products of one row of x with 8 rows of w, V neighbouring elements at a time; one of LANES lanes.
+template <int V, int LANES, int COLUMNS, typename X, typename W>
 __device__ __forceinline__ void dot(float (&acc)[COLUMNS], const X* x, const W* w, int ldw, int columns, int K) {
 #pragma unroll 2
-    for (int k = threadIdx.x % 32 * V; k < K; k += 32 * V) {
+    for (int k = threadIdx.x % LANES * V; k < K; k += LANES * V) {
         float u[V];
         load_f32(u, x + k);
 #pragma unroll
@@ -104,27 +105,42 @@ __device__ __forceinline__ void dot(float (&acc)[COLUMNS], const X* x, const W* 
     }
 }
 
-template <typename X, typename W, typename EPILOGUE, typename... ARGUMENTS>
+template <typename X, typename W, int SHARES, typename EPILOGUE, typename... ARGUMENTS>
 __global__ void __launch_bounds__(128, 4)
 smxx_dot_f32(const X* x, const W* w, const int* rows, int M, int N, int K, int ldx, int ldw, i64 batch_x, i64 batch_w,
              ARGUMENTS... of_epilogue) {
     grid_wait(), grid_release();
-    constexpr int COLUMNS = EPILOGUE::IN, V = 4;
+    static_assert(SHARES == 1 || SHARES == 4, "warps that meet are a whole block");
+    constexpr int COLUMNS = EPILOGUE::IN, V = 4, LANES = 32 * SHARES;
     x += blockIdx.z * batch_x, w += blockIdx.z * batch_w;
 
-    const int row = blockIdx.x, column = (blockIdx.y * 4 + threadIdx.x / 32) * COLUMNS;
+    const int row = blockIdx.x, column = (blockIdx.y * (4 / SHARES) + threadIdx.x / LANES) * COLUMNS;
     if (column >= N || (rows && row >= *rows)) return;
     const int length = K - (kSabotage == Sabotage::last_k_tile ? 1 : 0);
     x += static_cast<i64>(row) * ldx, w += static_cast<i64>(column) * ldw;
     float acc[COLUMNS] = {};
     if (length % V == 0 && vectors_ok<V>(x, ldx) && vectors_ok<V>(w, ldw)) {
-        dot<V>(acc, x, w, ldw, N - column, length);
+        dot<V, LANES>(acc, x, w, ldw, N - column, length);
     } else {
-        dot<1>(acc, x, w, ldw, N - column, length);
+        dot<1, LANES>(acc, x, w, ldw, N - column, length);
     }
 #pragma unroll
     for (int j = 0; j < COLUMNS; ++j) acc[j] = warp_sum(acc[j]);
-    if (threadIdx.x % 32 == 0) EPILOGUE(M, N, blockIdx.z, of_epilogue...).store(row, column, acc);
+    if constexpr (SHARES > 1) {
+        __shared__ float sums[SHARES][COLUMNS];
+        if (threadIdx.x % 32 == 0) {
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) sums[threadIdx.x / 32][j] = acc[j];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) {
+            acc[j] = sums[0][j];
+#pragma unroll
+            for (int share = 1; share < SHARES; ++share) acc[j] += sums[share][j];
+        }
+    }
+    if (threadIdx.x % LANES == 0) EPILOGUE(M, N, blockIdx.z, of_epilogue...).store(row, column, acc);
 }
 
 }  // namespace frtc

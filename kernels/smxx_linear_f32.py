@@ -50,7 +50,8 @@ def cost(site: Site, config: Config, target: Target) -> float:
     rows = int(config["ROWS"])
     blocks = math.prod(_grid(p, rows))
     if rows == 0:
-        turns = math.ceil(p.k / 128) * max(1.0, blocks / (target.sms * BLOCKS_PER_SM))
+        shares = _shares(p, target)
+        turns = math.ceil(p.k / (128 * shares)) * max(1.0, blocks / (target.sms * BLOCKS_PER_SM))
         turn_us = ALONE_US if blocks <= target.sms else SHARED_US
         loaded = blocks * 4 * 9 * p.k * 4  # bytes: one row of x and eight of w for each warp
         return LAUNCH_US + max(turns * turn_us, loaded / (target.sms * L2_BYTES_PER_CLOCK * CLOCK) * 1e6)
@@ -60,9 +61,14 @@ def cost(site: Site, config: Config, target: Target) -> float:
     return LAUNCH_US + math.ceil(blocks / target.sms) * max(clocks / CLOCK * 1e6, math.ceil(p.k / 16) * TILE_US)
 
 
-def _grid(p: Product, rows: int) -> tuple[int, int, int]:
+def _shares(p: Product, target: Target) -> int:
+    """Warps for 8 columns of a row: 4 where SMs are idle otherwise, and rows are long enough for a turn of each."""
+    return 4 if math.prod(_grid(p, 0)) <= target.sms and p.k >= 512 else 1
+
+
+def _grid(p: Product, rows: int, shares: int = 1) -> tuple[int, int, int]:
     if rows == 0:
-        return (p.m, math.ceil(p.n / 32), p.batch)
+        return (p.m, math.ceil(p.n * shares / 32), p.batch)
     return (math.ceil(p.m / rows), math.ceil(p.n / COLUMNS), p.batch)
 
 
@@ -70,11 +76,12 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     p = product_of(site)
     assert isinstance(p, Product)
     rows = int(config["ROWS"])
-    name, size = ("smxx_dot_f32", "") if rows == 0 else ("smxx_linear_f32", f"{rows}, ")
+    shares = _shares(p, target)
+    name, size = ("smxx_dot_f32", shares) if rows == 0 else ("smxx_linear_f32", rows)
     stage = Stage(
         source="smxx_linear_f32.cuh",
-        entry=f"frtc::{name}<{p.x.cuda}, {p.w.cuda}, {size}{p.epilogue()}, {types_of(p.arguments())}>",
-        grid=_grid(p, rows),
+        entry=f"frtc::{name}<{p.x.cuda}, {p.w.cuda}, {size}, {p.epilogue()}, {types_of(p.arguments())}>",
+        grid=_grid(p, rows, shares),
         block=128 if rows == 0 else 256,
         smem=0,
         params=(*p.params(), *params_of(p.arguments())),

@@ -1,4 +1,4 @@
-"""The fp32 linear: when it serves, what it picks, and that its cubins do not spill. Results: test_smxx_gemm.py."""
+"""The fp32 linear: when it serves, what it picks, and that its cubins do not spill. More results: test_smxx_gemm.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels import smxx_linear_f32
 from frtc.kernels.spec import Site
 from frtc.kernels.targets import Target, load_targets
-from tests.kernels.sites_gemm import FULL, gated, linear, patch_embedding
+from tests.kernels import harness
+from tests.kernels.device import Gpu
+from tests.kernels.sites_gemm import FULL, gated, inputs_of, linear, patch_embedding
 from tests.kernels.tier import COMPILED
 
 TARGETS = load_targets()
@@ -46,16 +48,45 @@ def test_every_output_has_a_block() -> None:
         n = y.shape[-1] * (2 if site.op == "gated_linear" else 1)
         for config in smxx_linear_f32.configs(site, HOPPER):
             (stage,) = smxx_linear_f32.stages(site, config, HOPPER)
-            rows, columns = (config["ROWS"], 128) if config["ROWS"] else (1, 32)
+            rows, columns = (config["ROWS"], 128) if config["ROWS"] else (1, 8 if ", 4, frtc" in stage.entry else 32)
             assert stage.grid[0] * rows >= m and stage.grid[1] * columns >= n and stage.grid[2] == batch
+
+
+def test_warps_share_long_rows_where_sms_are_idle() -> None:
+    """(50, 1024) to 32 columns are 50 blocks of four warps for 132 SMs, and 200 with a row for all four."""
+    for site, grid in (
+        (linear(50, 32, 1024, "f32"), (50, 4, 1)),
+        (linear(50, 32, 511, "f32"), (50, 1, 1)),
+        (linear(50, 96, 1024, "f32"), (50, 3, 1)),
+    ):
+        (stage,) = smxx_linear_f32.stages(site, {"ROWS": 0}, HOPPER)
+        assert stage.grid == grid
 
 
 @pytest.mark.parametrize("target", COMPILED)
 def test_cubins_do_not_spill(target: Target) -> None:
     jobs = [
         Job.of(stage, target)
-        for site in (linear(200, 200, 64, "f32", **FULL), linear(200, 200, 64, "f32"), patch_embedding(2))
+        for site in (
+            linear(200, 200, 64, "f32", **FULL),
+            linear(200, 200, 64, "f32"),
+            linear(13, 8, 1024, "f32", **FULL),
+            patch_embedding(2),
+        )
         for config in smxx_linear_f32.configs(site, target)
         for stage in smxx_linear_f32.stages(site, config, target)
     ]
     assert not [job.entry for job, cubin in zip(jobs, compile_all(jobs), strict=True) if cubin.resources.local]
+
+
+SHARED = [
+    harness.Case(site, smxx_linear_f32.KERNELS[0], {"ROWS": 0}, inputs=inputs_of)
+    for site in (linear(50, 32, 1024, "f32"), linear(3, 33, 1021, "f32", **FULL), linear(9, 95, 600, gap=3))
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SHARED, ids=str)
+def test_rows_of_four_warps(gpu: Gpu, case: harness.Case) -> None:
+    harness.check(gpu, case)
+    harness.check_fails(gpu, harness.sabotaged(case, "FRTC_SABOTAGE=last_k_tile"))

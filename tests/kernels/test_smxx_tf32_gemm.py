@@ -163,9 +163,12 @@ EVERY_CONFIG = [case for site in AWKWARD for case in cases_of(site)]
 OF_PATCHES = [case for case in cases_of(PATCHES) if case.config["SPLITS"] == 1]
 POLICIES = [
     harness.chosen(site, inputs=inputs_of, flops=flops_of(site))
-    for m, n, k in ((50, 1024, 1024), (50, 1024, 2048), (10, 1024, 2048), (50, 720, 1440), (3072, 768, 768))
+    for m, n, k in (
+        (50, 1024, 32), (50, 1024, 1024), (50, 1024, 2048), (10, 1024, 2048), (50, 720, 1440),
+        (256, 1152, 588), (768, 1152, 588), (1024, 768, 768), (3072, 768, 768),
+    )
     for site in (linear(m, n, k, "f32", bias="f32"),)
-]
+]  # fmt: skip
 SPLIT = [case for case in EVERY_CONFIG if case.config["SPLITS"] > 2]
 
 
