@@ -170,7 +170,8 @@ def operands_of(case: Case) -> list[Array | None]:
         values = case.inputs(case.site, generator)
     else:
         values = [None if o is None else fresh(o, generator) for o in case.site.operands]
-    assert [v is None for v in values] == [o is None for o in case.site.operands], f"{case}: inputs of other operands"
+    none = [o is None for o in case.site.operands]
+    assert all(v is None for v, absent in zip(values, none, strict=True) if absent), f"{case}: input of no operand"
     return [None if o is None or v is None else shared(o, v) for o, v in zip(case.site.operands, values, strict=True)]
 
 
