@@ -118,9 +118,10 @@ def reports_of(text: str) -> Counter[str]:
 
 def command_of(tool: Path, what: str, kind: str, place: int) -> list[str]:
     target = str(plan_path(TINY)) if what == PLAN else what
-    checks = ["--tool", kind, "--error-exitcode", str(EXIT_CODE), "--print-limit", "200", "--show-backtrace", "no"]
+    checks = ["--tool", kind, "--error-exitcode", str(EXIT_CODE)]
+    said = ["--print-limit", "200", "--show-backtrace", "no", "--destroy-on-device-error", "kernel"]  # and go on
     own = ["--port", str(PORTS + 20 * place), "--launch-timeout", "60"]
-    return [str(tool), *checks, *own, sys.executable, "-m", "tests.kernels.sanitized", target, kind]
+    return [str(tool), *checks, *said, *own, sys.executable, "-m", "tests.kernels.sanitized", target, kind]
 
 
 def run(tool: Path, what: str, kind: str, place: int, logs: Path) -> Row:
