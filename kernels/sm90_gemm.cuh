@@ -233,7 +233,7 @@ struct Eights {
 // How many rows' operands fit in the registers that accumulators and addresses leave; at most MOST, 0 where it is tight.
 template <typename TILE, typename EPILOGUE, bool VECTORS, int MOST>
 inline constexpr int kAhead = [] {
-    constexpr int OF_ROW = (sizeof(typename EPILOGUE::Row) + 3) / 4, OTHERS = 104;  // registers; others: by trial
+    constexpr int OF_ROW = (sizeof(typename EPILOGUE::Row) + 3) / 4, OTHERS = 72;  // registers; others: by trial
     const int fit = (TILE::REGISTERS - TILE::SUMS - OTHERS) / OF_ROW;
     const int most = Eights<TILE>::COUNT < MOST ? Eights<TILE>::COUNT : MOST;
     return !VECTORS || fit < 1 ? 0 : fit < most ? fit : most;
@@ -309,23 +309,26 @@ __device__ __forceinline__ void send_sums(const WgmmaSums<TILE>& acc, const Ring
 template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
 __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0,
                                            int n0) {
-    constexpr int COUNT = Eights<TILE>::COUNT;
-    constexpr bool AHEAD = kAhead<TILE, EPILOGUE, VECTORS, COUNT> == COUNT;  // all of them, while the sums travel
+    constexpr int COUNT = Eights<TILE>::COUNT, AHEAD = kAhead<TILE, EPILOGUE, VECTORS, COUNT>;  // while the sums travel
     const Eights<TILE> units;
     const int rank = blockIdx.z;
     if (kOneOwner<TILE, PERMUTED> && owner_of<TILE>(units.column0) != rank) return;
     const auto mine = [&](int u) { return kOneOwner<TILE, PERMUTED> || owner_of<TILE>(units.column(u)) == rank; };
-    typename EPILOGUE::Row rows[AHEAD ? COUNT : 1];
+    const auto row_of = [&](int u) { return epilogue.template row_at<VECTORS>(m0 + units.row(u), n0 + units.column(u)); };
+    typename EPILOGUE::Row rows[AHEAD ? AHEAD : 1];
 #pragma unroll
-    for (int u = 0; u < COUNT; ++u) {
-        if (AHEAD && mine(u)) rows[u] = epilogue.template row_at<VECTORS>(m0 + units.row(u), n0 + units.column(u));
+    for (int u = 0; u < AHEAD; ++u) {
+        if (mine(u)) rows[u] = row_of(u);
     }
     barrier_wait(ring.sums, 0);
 #pragma unroll
     for (int u = 0; u < COUNT; ++u) {
         float own[8], sum[8] = {};
         Eights<TILE>::template get<PERMUTED>(own, acc, u);
+        typename EPILOGUE::Row of_row = rows[AHEAD ? u % AHEAD : 0];
+        if (AHEAD && u + AHEAD < COUNT && mine(u + AHEAD)) rows[u % AHEAD] = row_of(u + AHEAD);
         if (!mine(u)) continue;
+        if constexpr (!AHEAD) of_row = row_of(u);
         const int row = units.row(u), column = units.column(u);
 #pragma unroll
         for (int block = 0; block < TILE::SPLIT; ++block) {
@@ -337,9 +340,8 @@ __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Rin
                 sum[4 * q] += four.x, sum[4 * q + 1] += four.y, sum[4 * q + 2] += four.z, sum[4 * q + 3] += four.w;
             }
         }
-        if constexpr (!AHEAD) rows[0] = epilogue.template row_at<VECTORS>(m0 + row, n0 + column);
         epilogue.template store<VECTORS>(m0 + row, n0 + column, sum, epilogue.template columns_at<VECTORS>(n0 + column),
-                                         rows[AHEAD ? u : 0]);
+                                         of_row);
     }
 }
 
