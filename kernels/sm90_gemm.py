@@ -45,6 +45,8 @@ SHAPES = (
     (3, 128, "turns", 2),  # 192 x 128: 560 rows are 2.92 tiles; many tiles, each stored while the next is multiplied
     (2, 128, "turns", 2),
     (1, 256, "turns", 2),  # 64 x 256
+    (1, 160, "turns", 2),  # 64 x 160: two rounds of 512 x 4304, whose GELU takes half as long as their products
+    (1, 96, "turns", 2),
     (1, 192, "rows", 2),
     (1, 160, "rows", 2),
     (1, 128, "rows", 2),

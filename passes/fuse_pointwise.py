@@ -58,8 +58,10 @@ def _fuse(graph: Graph, implements: Implements) -> Graph:
 
 
 def _permuted(new: Node) -> Node | None:
-    """The pointwise op under a view that visits every element once, computed in the order of the view; where that is its
-    own order, only if its readers are to draw it in."""
+    """The pointwise op under a view that visits every element once, computed in the order of the view.
+
+    Where that is its own order: only a small one, for the readers to draw it in.
+    """
     inner = new.operands[0]
     strided = Strided(new["shape"], new["strides"], new["offset"])
     if not strided.is_dense or new.t.size != inner.t.size or inner.op not in POINTWISE:
