@@ -66,10 +66,15 @@ test-oracle: oracle-venv
 
 # On a machine with a GPU and its own python3 (torch, cuda-bindings, NVRTC, ml_dtypes, jinja2, pytest); nothing is installed.
 # FRTC_COMMIT names the commit in the results, which go to $$OUT or bench/results. TIER=gpu runs whole sweeps, too:
-# all configs at several sites.
+# all configs at several sites. Kernels in one process, which has others of one thread each compute references; Plans and
+# sessions beside it in another, shown when both are done.
 TIER ?= gpu and not full
 gpu-kernels:
-	PYTHONPATH=. $(PYTHON) -m pytest -m "$(TIER)" tests/kernels tests/runtime tests/truth tests/frtc
+	@others=$$(mktemp); \
+	PYTHONPATH=. $(PYTHON) -m pytest -m "$(TIER)" --durations=6 tests/runtime tests/truth tests/frtc > $$others 2>&1 & beside=$$!; \
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(PYTHON) -m pytest -m "$(TIER)" tests/kernels; kernels=$$?; \
+	wait $$beside; plans=$$?; cat $$others; rm $$others; \
+	test $$kernels -eq 0 && test $$plans -eq 0
 
 # Every kernel of each family once under memcheck, racecheck and initcheck, a tiny FP8 Plan under memcheck: three minutes.
 # SANITIZER=PATH names another compute-sanitizer than CUDA's.

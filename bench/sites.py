@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ SHAPES = (
     Shape("pi0", horizon=10),
     *(Shape("smolvla", views=views) for views in (1, 2, 3)),
 )
+# Of the Plans whose kernels are those of the target's own family, where it takes them by itself.
+NATIVE_SHAPES = tuple(Shape("pi05", precision=p, horizon=n) for p in (STATIC, "bf16") for n in (50, 10))
+NATIVE = "native"  # ends the names of their blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +136,21 @@ def _tuples(value: Any) -> Any:
 
 
 def table() -> str:
-    """All sites of SHAPES, each once, under the first shape that has it."""
+    """All sites of SHAPES and all of NATIVE_SHAPES, each once, under the first shape that has it."""
+    own = target_named("hopper").families()
+    blocks = {f"{shape.policy} {shape}": uses(shape) for shape in SHAPES}
+    native = {f"{shape.policy} {shape.label} {NATIVE}": uses(shape, families=own) for shape in NATIVE_SHAPES}
+    texts = [text for group in (blocks, native) for text in _blocks(group)]
+    return "{\n" + ",\n".join(texts) + "\n}\n"
+
+
+def _blocks(found: Mapping[str, Iterable[Use]]) -> Iterator[str]:
     seen: set[str] = set()
-    blocks = []
-    for shape in SHAPES:
-        lines = [line for line in dict.fromkeys(to_json(use.site) for use in uses(shape)) if line not in seen]
+    for name, used in found.items():
+        lines = [line for line in dict.fromkeys(to_json(use.site) for use in used) if line not in seen]
         seen.update(lines)
         body = ",\n".join(f"  {line}" for line in lines)
-        blocks.append(f' "{shape.policy} {shape}": [\n{body}\n ]')
-    return "{\n" + ",\n".join(blocks) + "\n}\n"
+        yield f' "{name}": [\n{body}\n ]'
 
 
 def show(shape: Shape, arch: str) -> None:

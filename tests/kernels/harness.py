@@ -1,7 +1,8 @@
 """GPU tests of kernels: run the launches of a Site, compare with the reference, time them, keep a table.
 
-A test module lists its cases and hands each to `check`; `conftest.py` compiles all cases of the session in parallel
-before the first one runs, prints the table at the end and writes it to $OUT or bench/results/.
+A test module lists its cases and hands each to `check`; on a GPU `conftest.py` has the kernels, inputs and references
+of the coming ones made by other processes (`ahead.py`), prints the table at the end and writes it to $OUT or
+bench/results/.
 
     CASES = [*every_config(site), chosen(site), Case(site, KERNEL, config, inputs=my_inputs)]
 
@@ -47,6 +48,7 @@ from frtc.kernels.reference import REFERENCES
 from frtc.kernels.spec import Config, Kernel, Operand, Site
 from frtc.kernels.targets import load_targets
 from tests.kernels.device import POISON, Arguments, Gpu
+from tests.kernels.session import SOURCES, spent
 
 Array = np.ndarray[Any, Any]
 TARGET = load_targets()[os.environ.get("FRTC_TEST_TARGET", "hopper")]
@@ -104,9 +106,9 @@ class Case:
         return [Job.of(stage, TARGET, (self.sabotage,) if self.sabotage else ()) for stage in stages]
 
 
-def chosen(site: Site, **about: Any) -> Case:
+def chosen(site: Site, families: Sequence[str] = ("baseline",), **about: Any) -> Case:
     """The case that codegen would run on TARGET."""
-    choice = CATALOG.select(site, TARGET)
+    choice = CATALOG.select(site, TARGET, families)
     return Case(site, choice.kernel, choice.config, **about)
 
 
@@ -165,6 +167,12 @@ def fresh(operand: Operand, generator: np.random.Generator, scale: float = 1.0) 
 
 
 def operands_of(case: Case) -> list[Array | None]:
+    with spent("operands"):
+        found = SOURCES[-1].operands(case)
+        return drawn(case) if found is None else found
+
+
+def drawn(case: Case) -> list[Array | None]:
     generator = np.random.default_rng([zlib.crc32(str(case).encode()), int(os.environ.get("FRTC_SEED", "0"))])
     if case.inputs:
         values = case.inputs(case.site, generator)
@@ -183,6 +191,12 @@ def shared(operand: Operand, values: Array) -> Array:
 
 def expected(case: Case, operands: Sequence[Array | None]) -> list[Array]:
     """What the reference says, rounded once to the results' types."""
+    with spent("references"):
+        found = SOURCES[-1].expected(case, operands)
+        return referenced(case, operands) if found is None else found
+
+
+def referenced(case: Case, operands: Sequence[Array | None]) -> list[Array]:
     values = REFERENCES[case.site.op](*operands, **case.site.attrs)
     results = values if isinstance(values, tuple) else (values,)
     return [round_to(np.asarray(v), o.dtype) for v, o in zip(results, case.site.results, strict=True)]
@@ -242,7 +256,8 @@ class Buffers:
         for index, result in enumerate(case.site.results):
             self.owner.append(self.owner[shared[index]] if index in shared else len(self.raw))
             self.raw += [] if index in shared else [place(result, None)]
-        self._allocate(copies)
+        with spent("buffers"):
+            self._allocate(copies)
         self.stages = case.kernel.stages(case.site, case.config, TARGET)
         self.functions: list[Any] = []
         self.registers = 0  # of a thread, known once there are functions
@@ -266,7 +281,8 @@ class Buffers:
         return self
 
     def __exit__(self, *fault: object) -> None:
-        self.gpu.free(self.base)
+        with spent("buffers"):
+            self.gpu.free(self.base)
 
     def launches(self, copy: int = 0) -> list[tuple[Any, Any, Arguments]]:
         """The launches of the case on one set of buffers."""
@@ -275,14 +291,20 @@ class Buffers:
         pointers = [0 if buffer is None else offsets[buffer] + GUARD for buffer in self.owner]
         operands, results = pointers[: len(self.case.site.operands)], pointers[len(self.case.site.operands) :]
         if not self.functions:
-            cubins = compile_all(self.case.jobs())
-            self.functions = [self.gpu.function(c, s.smem) for c, s in zip(cubins, self.stages, strict=True)]
+            with spent("kernels"):
+                SOURCES[-1].await_cubins(self.case.jobs())
+                cubins = compile_all(self.case.jobs())
+                self.functions = [self.gpu.function(c, s.smem) for c, s in zip(cubins, self.stages, strict=True)]
             self.registers = max(cubin.resources.registers for cubin in cubins)
         arguments = [Arguments(stage, operands, results, scratch, counters) for stage in self.stages]
         return list(zip(self.functions, self.stages, arguments, strict=True))
 
     def results(self) -> list[Array]:
         """The results of set 0, after checking that nothing else was written."""
+        with spent("results"):
+            return self._results()
+
+    def _results(self) -> list[Array]:
         written = self.owner[len(self.case.site.operands) :]
         for buffer, (raw, offset) in enumerate(zip(self.raw, self.offsets[:-2], strict=True)):
             if buffer in written or raw.nbytes <= CHECK_OPERANDS:
@@ -321,6 +343,11 @@ def difference(got: Array, want: Array, level_rows: bool = False) -> tuple[float
 
 def faults(case: Case, got: Sequence[Array], want: Sequence[Array]) -> tuple[list[str], float]:
     """(what is wrong with each result, the largest relative error)."""
+    with spent("comparison"):
+        return _faults(case, got, want)
+
+
+def _faults(case: Case, got: Sequence[Array], want: Sequence[Array]) -> tuple[list[str], float]:
     wrong, worst = [], 0.0
     for index, (g, w, operand) in enumerate(zip(got, want, case.site.results, strict=True)):
         if DTYPES[operand.dtype].kind != "float":
@@ -430,6 +457,11 @@ def measure(gpu: Gpu, case: Case, operands: Sequence[Array | None], error: float
 
 def timed(buffers: Buffers, error: float) -> Row:
     """Time of the case over rotating buffers, larger than the L2 where 64 sets suffice."""
+    with spent("timing"):
+        return _timed(buffers, error)
+
+
+def _timed(buffers: Buffers, error: float) -> Row:
     gpu, case, rounds = buffers.gpu, buffers.case, max(buffers.copies, 16)
     us = gpu.time_us([x for k in range(rounds) for x in buffers.launches(k % buffers.copies)]) / rounds
     dram, tensor = MEASURED.get(gpu.name, (TARGET.dram, TARGET.tflops["bf16"]))

@@ -8,20 +8,25 @@ import numpy as np
 import pytest
 
 from bench.full_model import Shape
-from bench.sites import from_json, table, to_json, uses
+from bench.sites import NATIVE_SHAPES, from_json, table, to_json, uses
 from frtc.codegen.nvrtc import compile_all
+from frtc.compiler import families_for, target_named
+from frtc.kernels.catalog import CATALOG
 from tests.kernels.device import Gpu
-from tests.kernels.harness import Case, check, expected, operands_of
+from tests.kernels.harness import TARGET, Case, check, expected, operands_of
 from tests.kernels.sites_policies import TABLE, case_of, policy_sites
 
-SITES = policy_sites()
+SITES, NATIVE = policy_sites(), policy_sites(native=True)
 CASES = [case_of(site) for site in SITES]
+OWN = TARGET.families()  # by itself the compiler takes these
+NATIVE_CASES = [case_of(site, OWN) for site in NATIVE if CATALOG.implements(site, TARGET, OWN)]
 STALE = "PYTHONPATH=. python3 -m bench.sites --write"
 
 
 def test_a_site_survives_its_line() -> None:
-    assert [from_json(json.loads(to_json(site))) for site in SITES] == SITES
-    assert len({to_json(site) for site in SITES}) == len(SITES)
+    for sites in (SITES, NATIVE):
+        assert [from_json(json.loads(to_json(site))) for site in sites] == sites
+        assert len({to_json(site) for site in sites}) == len(sites)
 
 
 @pytest.mark.parametrize("policy", ["pi05", "pi0", "smolvla"])
@@ -29,6 +34,23 @@ def test_the_table_holds_what_the_compiler_asks_for(policy: str) -> None:
     known = {to_json(site) for site in SITES}
     asked = {to_json(use.site) for use in uses(Shape(policy))}
     assert asked and asked <= known, STALE
+
+
+@pytest.mark.parametrize("shape", NATIVE_SHAPES[:2], ids=str)
+def test_the_table_holds_what_plans_of_own_kernels_ask_for(shape: Shape) -> None:
+    hopper = target_named("hopper")
+    known = {to_json(site) for site in NATIVE}
+    asked = {to_json(use.site) for use in uses(shape, families=families_for(hopper, None))}
+    assert len(asked) > 25 and asked <= known, STALE
+    assert {site.op for site in NATIVE} >= {"linear", "gated_linear", "linear_rope_qkv", "linear_norm", "attention"}
+
+
+def test_own_kernels_are_run() -> None:
+    """Every product of FP8, and the attentions, on kernels of the target's own family: what a Plan has."""
+    if "wgmma" in TARGET.has:
+        kernels = {case.kernel.name for case in NATIVE_CASES}
+        own = ("gemm", "gated_gemm", "rope_gemm", "norm_gemm", "attention", "attention_split")
+        assert kernels >= {f"sm90_{name}" for name in own}
 
 
 @pytest.mark.full
@@ -44,7 +66,7 @@ def test_more_layers_ask_for_nothing_else() -> None:
 
 @pytest.mark.full
 def test_chosen_kernels_spill_nothing() -> None:
-    jobs = [job for case in CASES for job in case.jobs()]
+    jobs = [job for case in (*CASES, *NATIVE_CASES) for job in case.jobs()]
     assert not [job.entry for job, cubin in zip(jobs, compile_all(jobs), strict=True) if cubin.resources.local]
 
 
@@ -52,7 +74,7 @@ def small(case: Case) -> bool:
     return sum(o.nbytes for o in (*case.site.operands, *case.site.results) if o) < 1 << 20
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if small(case)], ids=str)
+@pytest.mark.parametrize("case", [case for case in (*CASES, *NATIVE_CASES) if small(case)], ids=str)
 def test_inputs_suit_the_reference(case: Case) -> None:
     for value in expected(case, operands_of(case)):
         assert value.dtype.kind != "f" or np.isfinite(value.astype(np.float32)).all()
@@ -61,4 +83,10 @@ def test_inputs_suit_the_reference(case: Case) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_site(gpu: Gpu, case: Case) -> None:
+    check(gpu, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", NATIVE_CASES, ids=str)
+def test_site_of_own_kernels(gpu: Gpu, case: Case) -> None:
     check(gpu, case)
