@@ -227,7 +227,7 @@ def _wasteful(tile: Tile, p: Product, target: Target) -> bool:
         return True  # 64 rows that are not there
     if tile.persistent and blocks <= target.sms:
         return True  # one tile for each block: nobody takes turns
-    if tile.split > 1 and (blocks > CLUSTERED[tile.split] or chunks_of(p) < 2 * tile.split):
+    if tile.split > 1 and (blocks > _held(p, tile) or chunks_of(p) < 2 * tile.split):
         return True  # a second wave of clusters, or hardly any K for a block
     return not tile.persistent and blocks > 2 * target.sms  # many waves: those that take turns
 
@@ -326,7 +326,12 @@ def nothing(p: Product, tile: Tile) -> int:
 
 
 def together(p: Product, tile: Tile, target: Target) -> bool:
-    return math.prod(tile.tiles(p)) * tile.split <= min(target.sms, CLUSTERED[tile.split])
+    return math.prod(tile.tiles(p)) * tile.split <= min(target.sms, _held(p, tile))
+
+
+def _held(p: Product, tile: Tile) -> int:
+    """Blocks that are on SMs at once."""
+    return CLUSTERED[tile.split] * (2 if p.m <= FEW_ROWS else 1)
 
 
 MAINLOOP = Mainloop(
