@@ -16,8 +16,9 @@ import multiprocessing
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from tests.kernels.harness import Array, Case, drawn, referenced
 WINDOW = 96  # cases that are begun before their turn
 SPACE = 3 << 30  # bytes of the ring; no page of it is there before it is written
 ALIGN = 64
+PATIENCE_S = 60.0  # a process that takes longer hangs: it is not waited for
 Kept = tuple[int, tuple[int, ...], Any]  # offset in the ring, shape, dtype
 
 # Of the processes that were forked: what they work on.
@@ -123,7 +125,7 @@ class Ahead:
             return None
         if index not in self.given:
             try:
-                operands, results = self.values[index].made.result()
+                operands, results = self.values[index].made.result(PATIENCE_S)
             except Exception:  # whatever it is, who asked meets it himself
                 return None
             given = [None if kept is None else _view(self.ring, kept) for kept in operands]
@@ -150,7 +152,8 @@ class Ahead:
         for job in jobs:
             running = self.compiled.get(self.places.get(job, -1))
             if running is not None:
-                running.exception()
+                with suppress(TimeoutError, CancelledError):
+                    running.exception(PATIENCE_S)
 
     def close(self) -> None:
         self.given.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -159,3 +160,20 @@ def test_not_more_than_a_window_is_begun(cache: Path, used: list[Ahead], monkeyp
     assert used[0].begun == 2
     used[0].reach(3)
     assert used[0].begun == 5
+
+
+def hangs(site: Site, generator: np.random.Generator) -> list[Array | None]:
+    time.sleep(1)
+    return [np.zeros(site.operands[0].shape, np.float32)]  # type: ignore[union-attr]
+
+
+def test_a_process_that_hangs_is_not_waited_for(
+    cache: Path, used: list[Ahead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+    (case,) = cases = [chosen(copy((7,), (1,), dtype="f32"), inputs=hangs)]
+    used.append(Ahead(cases, 1, 1 << 20))
+    begun = time.monotonic()
+    assert used[0].operands(case) is None
+    used[0].await_cubins(case.jobs())
+    assert time.monotonic() - begun < 0.9
