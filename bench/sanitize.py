@@ -7,7 +7,7 @@ it fails the run, as any error that a tool reports elsewhere does. A table, sani
 
 The tool is $SANITIZER, that of a pip package beside torch, or CUDA's. What 2025.3, of CUDA 13.0, does not see or sees
 wrongly, by its own release notes:
-    copies by tensor maps (cp.async.bulk.tensor) are seen by no tool; 2026.2 checks them in memcheck, if asked to
+    copies by tensor maps (cp.async.bulk.tensor) are seen by no tool; memcheck of 2026.2 checks them, and is asked to
     what wgmma reads is checked for its bounds, not for races
     racecheck on Hopper: races that there are not, of mbarriers (until 2025.4 and 2026.3), warpgroups, clusters (2026.1)
     cp.async that fills with zeros may count as a longer read (until 2026.4)
@@ -116,15 +116,21 @@ def reports_of(text: str) -> Counter[str]:
     return found
 
 
-def command_of(tool: Path, what: str, kind: str, place: int) -> list[str]:
+def checks_of(version: str, kind: str) -> list[str]:
+    """Those that are not made unless asked for, of tools that know them."""
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    return ["--check-tensor-ops", "yes"] if kind == "memcheck" and numbers >= (2026, 2) else []
+
+
+def command_of(tool: Path, version: str, what: str, kind: str, place: int) -> list[str]:
     target = str(plan_path(TINY)) if what == PLAN else what
-    checks = ["--tool", kind, "--error-exitcode", str(EXIT_CODE)]
+    checks = ["--tool", kind, "--error-exitcode", str(EXIT_CODE), *checks_of(version, kind)]
     said = ["--print-limit", "200", "--show-backtrace", "no", "--destroy-on-device-error", "kernel"]  # and go on
     own = ["--port", str(PORTS + 20 * place), "--launch-timeout", "60"]
     return [str(tool), *checks, *said, *own, sys.executable, "-m", "tests.kernels.sanitized", target, kind]
 
 
-def run(tool: Path, what: str, kind: str, place: int, logs: Path) -> Row:
+def run(tool: Path, version: str, what: str, kind: str, place: int, logs: Path) -> Row:
     begun = time.monotonic()
     environment = {
         **os.environ,
@@ -132,7 +138,7 @@ def run(tool: Path, what: str, kind: str, place: int, logs: Path) -> Row:
     }
     try:
         done = subprocess.run(
-            command_of(tool, what, kind, place), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            command_of(tool, version, what, kind, place), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace", timeout=SECONDS_MOST, env=environment,
         )  # fmt: skip
         text, code = done.stdout, done.returncode
@@ -164,8 +170,11 @@ def measured(
     tool: Path, wanted: Sequence[tuple[str, str]], jobs: int, logs: Path, said: Callable[[Row], None]
 ) -> list[Row]:
     logs.mkdir(parents=True, exist_ok=True)
+    version = version_of(tool)
     with ThreadPoolExecutor(jobs) as pool:
-        running = [pool.submit(run, tool, what, kind, place, logs) for place, (what, kind) in enumerate(wanted)]
+        running = [
+            pool.submit(run, tool, version, what, kind, place, logs) for place, (what, kind) in enumerate(wanted)
+        ]
         rows = []
         for each in running:
             rows.append(each.result())

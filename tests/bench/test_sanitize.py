@@ -125,6 +125,12 @@ def test_the_exit_code_is_that_of_the_verdict(
     assert [(row["what"], row["ok"]) for row in rows] == [("baseline", not code), ("faulty", bool(code))]
 
 
+def test_newer_tools_check_copies_by_tensor_maps() -> None:
+    assert sanitize.checks_of("2026.4.0.0", "memcheck") == ["--check-tensor-ops", "yes"]
+    assert sanitize.checks_of("2026.4.0.0", "racecheck") == sanitize.checks_of("2025.3.1.0", "memcheck") == []
+    assert sanitize.checks_of("", "memcheck") == []
+
+
 def test_no_tool_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANITIZER", "/no/such/tool")
     with pytest.raises(EnvironmentFault, match="there is no compute-sanitizer"):
