@@ -20,6 +20,7 @@ from frtc.lowering.ir import Graph, Node, Type
 from frtc.lowering.ops import POINTWISE
 from frtc.lowering.pattern import Call, Maybe, Once, Var, literal, match
 from frtc.passes import canonical_gated, fold_linears, fold_norms, fuse_epilogues, fuse_rope_linear
+from frtc.passes.fuse_pointwise import FEW
 from frtc.passes.rewrite import Rules
 
 PATTERN_RULES: dict[str, tuple[Rules, ...]] = {  # pass -> the lists whose misses are worth telling
@@ -187,7 +188,7 @@ def _pointwise(asked: Asked, node: Node) -> Iterator[Miss]:
     for a in dict.fromkeys(node.operands):
         if a.op not in POINTWISE or a.is_const:
             continue
-        if a.shape != node.shape:
+        if a.shape != node.shape and node.t.size > FEW:
             yield Miss("fuse_pointwise", f"{said(a)} does not have the shape of the result, {list(node.shape)}")
         elif asked.uses[a] > sum(b is a for b in node.operands):
             others = [r for r in asked.readers[a] if r is not node]

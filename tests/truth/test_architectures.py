@@ -109,13 +109,13 @@ def expected_launches(config: PiConfig) -> dict[str, Counter[str]]:
     v, p, e = config.vision.layers, config.prefix.layers - 1, config.expert.layers
     norm = "rms_norm" if config.state_width else "ada_rms_norm"
     vision = {"linear": 4 * v + 2, "layer_norm": 2 * v + 1, "attention": v}
-    vision |= {"pointwise": 2}  # pixels, positions
+    vision |= {"pointwise": 1}  # pixels
     denoise = {"linear": 3 * e + 2, norm: 2 * e + 1, "attention": e, "gated_linear": e, "rope_qkv": e}
     denoise |= {"pointwise": 1}  # the Euler step, apart where the velocity is a result
     if not config.state_width:
         stages = {"vision": vision, "prefix": _keys(p) | {"embedding": 1, "pointwise": 1}, "denoise": denoise}
         return {name: Counter(ops) for name, ops in stages.items()}
-    once = _keys(e - 1) + Counter({"linear": 1, "pointwise": 9})  # two rotations by the prompt's length
+    once = _keys(e - 1) + Counter({"linear": 1, "pointwise": 5})  # two rotations by the prompt's length
     once -= Counter({"pointwise": int(config.horizon == 1)})  # the position of one row is not added to
     stages = {"vision": vision, "prefix": _keys(p) | {"embedding": 1, "pointwise": 1}, "denoise.once": once}
     return {name: Counter(ops) for name, ops in (stages | {"denoise": denoise | {"linear": 3 * e + 3}}).items()}

@@ -123,13 +123,13 @@ def expected_calls(c: PiConfig, fp8: bool = False) -> dict[str, Counter[str]]:
     With FP8 the products of few rows make the norms behind them.
     """
     v, p, e = c.vision.layers, c.prefix.layers - 1, c.expert.layers
-    vision = {"linear": 4 * v + 2, "layer_norm": 2 * v + 1, "attention": v, "pointwise": 2}  # pixels, positions
+    vision = {"linear": 4 * v + 2, "layer_norm": 2 * v + 1, "attention": v, "pointwise": 1}  # pixels
     block = {"linear_rope_qkv": 1, "attention": 1, "gated_linear": 1}
     many, few = {**block, "linear": 2, "rms_norm": 2}, {**block, "linear_norm": 2}  # rows
     few = few if fp8 else many
     last = {"rms_norm": 1, "linear_rope_qkv": 1}  # of few rows: the first norm
     prefix = Counter(last) + Counter({"embedding": 1, "pointwise": 1})  # how many rows are valid
-    once = Counter(last) + Counter({"linear": 1, "pointwise": 9})  # two rotations by the prompt's length
+    once = Counter(last) + Counter({"linear": 1, "pointwise": 5})  # two rotations by the prompt's length
     denoise = Counter({"linear": 3, "rms_norm": 1})  # actions in and out, one between
     for total, layers, ops in ((prefix, p, many), (once, e - 1, few), (denoise, e, few)):
         total.update({op: layers * n for op, n in ops.items()})
