@@ -5,8 +5,9 @@
 
 Every contender: 300 warm-ups, then replays one at a time, p50 to p99.9. Plans are compiled by processes of their own,
 in the order of the shapes, each is timed as soon as it is there, and whatever still compiles is stopped meanwhile.
-Static scales come from a calibration of their own. Rivals are built behind the first row. Results are written after
-each contender; one that fails costs no other row, but fails the bench. `--device cpu` is a rehearsal at size tiny.
+Static scales come from a calibration of their own. Rivals follow the first row, so that a run that is cut short has
+both. Results are written after each contender; one that fails costs no other row, but fails the bench. `--device cpu`
+is a rehearsal at size tiny.
 
 Seconds on an H200 with 16 cores, Pi0.5 (bench/NOTES.md): checkpoint 22, first Plan 40, then a row 15 to 33 (its
 profile 8), four rivals 35 to build and 43 to time, a further calibration 17, 10,000 changing prompts 10,000 x p50.
@@ -331,17 +332,18 @@ def words_of(shape: Shape) -> set[str]:
 
 
 def measure(found: Bench, shapes: Sequence[Shape], rivals: Callable[[], list[Built]]) -> None:
-    """Compiles and times, Plan after Plan; a shape's scales are made while the one before it is compiled."""
-    begun, ready = Compiling([s for s in shapes if s.precision != STATIC]), list[Built]()
+    """Compiles and times: the first Plan, the rivals, then Plan after Plan; scales are made while others compile."""
+    begun = Compiling([s for s in shapes if s.precision != STATIC])
     for i, shape in enumerate(shapes):
         ahead = [s for s in shapes[: i + 1 + FAR] if s.precision == STATIC and s not in begun]
         found.attempt(shape.label, partial(_timed, found, begun, shape, ahead))
         if i:
             begun.drop(shape)
-        else:
-            ready = found.attempt("rivals", rivals) or []
-    for rival in ready:
-        found.attempt(rival.name, partial(found.rival, rival))
+            continue
+        built_now = found.attempt("rivals", rivals) or []
+        with begun.paused():
+            for rival in built_now:
+                found.attempt(rival.name, partial(found.rival, rival))
     found.attempt("changing prompts", found.changing)
 
 

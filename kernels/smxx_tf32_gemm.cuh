@@ -7,7 +7,7 @@
 //   product is 3e-7 of it, towards zero. Infinities may become NaN.
 //   Tensor cores cut off what an accumulator cannot hold, always towards zero: over K = 588 a sum loses 5e-6, over 4096 3e-5.
 //   So each K tile of 32 elements has accumulators of its own, which fp32 units add up with rounding: the whole error stays
-//   6e-7 for every K (computed with numbers that are cut alike; fp32 in order: 1e-7 to 4e-7).
+//   1e-7 to 6e-7 measured on an H200 (fp32 in order: 1e-7 to 4e-7).
 //
 //   moves  x for every column of tiles and w for every row of tiles, from L2; bound by the products where both are large
 //
