@@ -116,7 +116,6 @@ def expected_launches(config: PiConfig) -> dict[str, Counter[str]]:
         stages = {"vision": vision, "prefix": _keys(p) | {"embedding": 1, "pointwise": 1}, "denoise": denoise}
         return {name: Counter(ops) for name, ops in stages.items()}
     once = _keys(e - 1) + Counter({"linear": 1, "pointwise": 5})  # two rotations by the prompt's length
-    once -= Counter({"pointwise": int(config.horizon == 1)})  # the position of one row is not added to
     stages = {"vision": vision, "prefix": _keys(p) | {"embedding": 1, "pointwise": 1}, "denoise.once": once}
     return {name: Counter(ops) for name, ops in (stages | {"denoise": denoise | {"linear": 3 * e + 3}}).items()}
 

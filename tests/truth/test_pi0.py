@@ -153,8 +153,8 @@ def test_launches_of_one_inference() -> None:
         {stage: sum(ops.values()) * rounds.get(stage, 1) for stage, ops in expected_calls(pi0.full(), fp8).items()}
         for fp8 in (False, True)
     ]
-    assert calls[1] == {"vision": 194, "prefix": 123, "denoise.once": 97, "denoise": 940, "let.x_t": 1}
-    assert [sum(stages.values()) for stages in calls] == [1749, 1355]
+    assert calls[1] == {"vision": 193, "prefix": 123, "denoise.once": 93, "denoise": 940, "let.x_t": 1}
+    assert [sum(stages.values()) for stages in calls] == [1744, 1350]
 
 
 @pytest.mark.parametrize("name", TARGETS)
