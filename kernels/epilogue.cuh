@@ -91,7 +91,7 @@ struct Epilogue {
     static constexpr bool SCALED_OUT = sizeof(Out) == 1, WHOLE = WHOLE_;
 
     const Bias* bias;
-    const Residual* residual;  // may alias y: each element is read by the thread that writes it
+    const Residual* residual;  // may alias y: each element that is used is read by the thread that writes it
     const Gate* gate;
     const float* alpha;
     const float* x_scale;
@@ -209,7 +209,6 @@ private:
         return p + offset;
     }
     __device__ __forceinline__ static const None* at(const None* p, long long) { return p; }
-
 };
 
 }  // namespace frtc

@@ -32,11 +32,11 @@ namespace frtc {
 enum class Parts { rows, columns, turns };
 enum class Order { plain, permuted, whole };
 
-template <int BLOCKS_, int WN_, Parts PARTS_, int WARPGROUPS_, int STAGES_, int SPLIT_, bool PERSISTENT_>
+template <int BLOCKS_, int WN_, Parts PARTS_, int WARPGROUPS_, int STAGES_, int SPLIT_, bool PERSISTENT_, bool PAIRED_>
 struct WgmmaTile {
     static constexpr int BLOCKS = BLOCKS_, WN = WN_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, SPLIT = SPLIT_;
     static constexpr Parts PARTS = PARTS_;
-    static constexpr bool PERSISTENT = PERSISTENT_;
+    static constexpr bool PERSISTENT = PERSISTENT_, PAIRED = PAIRED_;  // paired: two blocks fit on an SM
     static constexpr int WM = 64 * BLOCKS, BM = WM * (PARTS == Parts::rows ? WARPGROUPS : 1);
     static constexpr int BN = WN * (PARTS == Parts::columns ? WARPGROUPS : 1);
     static constexpr int CONSUMERS = 128 * WARPGROUPS;
@@ -276,8 +276,7 @@ __device__ __forceinline__ u32 received_at(u32 base, int sender, int row, int co
     return base + ((sender * (TILE::BN / 8 / TILE::SPLIT) + group) * 2 + quarter) * (TILE::BM * 16) + row * 16;
 }
 
-// Whether all columns of a thread belong to one block of the cluster; its units then need no branch each, and the
-// instructions of several run side by side. (Threads that exchange their sums have to do it together.)
+// Whether all columns of a thread belong to one block: no branch a unit. (Threads that exchange sums do it together.)
 template <typename TILE, bool PERMUTED>
 inline constexpr bool kOneOwner = PERMUTED && TILE::SPLIT <= 4;
 
@@ -442,7 +441,7 @@ sm90_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
 }
 
 template <typename T, typename TILE, typename EPILOGUE, Order ORDER, typename... ARGUMENTS>
-__global__ void __cluster_dims__(1, 1, TILE::SPLIT) __launch_bounds__(TILE::THREADS, 1)
+__global__ void __cluster_dims__(1, 1, TILE::SPLIT) __launch_bounds__(TILE::THREADS, TILE::PAIRED ? 2 : 1)
 sm90_split_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
                 const __grid_constant__ TensorMap plain_w, const int* rows, int M, int N, int K, ARGUMENTS... of_epilogue) {
     wgmma_gemm<T, TILE, EPILOGUE, ORDER>(x, w, plain_w, rows, M, N, K, of_epilogue...);

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.mainloop import Mainloop
@@ -84,7 +84,7 @@ SHORT_US = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One instance of the template: see sm90_gemm.cuh."""
+    """One instance of the template: see sm90_gemm.cuh. paired: an SM holds two blocks."""
 
     blocks: int
     wn: int
@@ -92,11 +92,12 @@ class Tile:
     warpgroups: int
     stages: int
     split: int
+    paired: bool = False
 
     @staticmethod
     def of(config: Config, p: Product) -> Tile:
         blocks, wn, parts, warpgroups, stages, split = (config[name] for name in NAMES)
-        return Tile(blocks, wn, parts, warpgroups, stages, split)
+        return Tile(blocks, wn, parts, warpgroups, stages, split, _paired(p, wn, split))
 
     def config(self) -> Config:
         values = (self.blocks, self.wn, self.parts, self.warpgroups, self.stages, self.split)
@@ -104,9 +105,9 @@ class Tile:
 
     @property
     def cuda(self) -> str:
-        persistent = str(self.persistent).lower()
+        flags = f"{str(self.persistent).lower()}, {str(self.paired).lower()}"
         numbers = f"{self.blocks}, {self.wn}, frtc::Parts::{self.parts}, {self.warpgroups}, {self.stages}, {self.split}"
-        return f"frtc::WgmmaTile<{numbers}, {persistent}>"
+        return f"frtc::WgmmaTile<{numbers}, {flags}>"
 
     @property
     def persistent(self) -> bool:
@@ -199,7 +200,7 @@ def tiles_of(p: Product, target: Target) -> list[Tile]:
     found = []
     for blocks, wn, parts, warpgroups in SHAPES:
         for split in SPLITS:
-            tile = _fitted(Tile(blocks, wn, parts, warpgroups, 0, split), p, target)
+            tile = _fitted(Tile(blocks, wn, parts, warpgroups, 0, split, _paired(p, wn, split)), p, target)
             if tile is not None and not _wasteful(tile, p, target):
                 found.append(tile)
     return found
@@ -217,7 +218,7 @@ def _fitted(tile: Tile, p: Product, target: Target) -> Tile | None:
     wanted = math.ceil(chunks_of(p) / tile.split) * (2 if tile.persistent else 1)
     if stages < FEWEST_STAGES:
         return None
-    return Tile(tile.blocks, tile.wn, tile.parts, tile.warpgroups, max(2, min(stages, wanted)), tile.split)
+    return replace(tile, stages=max(2, min(stages, wanted)))
 
 
 def _wasteful(tile: Tile, p: Product, target: Target) -> bool:
@@ -227,7 +228,7 @@ def _wasteful(tile: Tile, p: Product, target: Target) -> bool:
         return True  # 64 rows that are not there
     if tile.persistent and blocks <= target.sms:
         return True  # one tile for each block: nobody takes turns
-    if tile.split > 1 and (blocks > _held(p, tile) or chunks_of(p) < 2 * tile.split):
+    if tile.split > 1 and (blocks > _held(tile) or chunks_of(p) < 2 * tile.split):
         return True  # a second wave of clusters, or hardly any K for a block
     return not tile.persistent and blocks > 2 * target.sms  # many waves: those that take turns
 
@@ -326,12 +327,18 @@ def nothing(p: Product, tile: Tile) -> int:
 
 
 def together(p: Product, tile: Tile, target: Target) -> bool:
-    return math.prod(tile.tiles(p)) * tile.split <= min(target.sms, _held(p, tile))
+    return math.prod(tile.tiles(p)) * tile.split <= min(target.sms, _held(tile))
 
 
-def _held(p: Product, tile: Tile) -> int:
+def _held(tile: Tile) -> int:
     """Blocks that are on SMs at once."""
-    return CLUSTERED[tile.split] * (2 if p.m <= FEW_ROWS else 1)
+    return CLUSTERED[tile.split] * (2 if tile.paired else 1)
+
+
+def _paired(p: Product, wn: int, split: int) -> bool:
+    """Whether an SM certainly holds two blocks: of few rows two rings fit, and the launch bounds keep registers for
+    two. Tiles of more than 32 columns would spill."""
+    return p.m <= FEW_ROWS and wn == 32 and split > 1
 
 
 MAINLOOP = Mainloop(

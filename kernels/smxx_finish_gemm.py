@@ -32,7 +32,7 @@ NORM_W, NORM_B, INV = 8, 9, 10  # places in linear_norm
 
 # One block finishes a panel alone: its SM reads 64 bytes of L2 and issues 4 instructions a clock, so that 64 rows of
 # 1024 take longer than a launch of their own on all SMs, and a panel of 128 rows of a prefix ten times as long. All
-# blocks, waiting for each other, need 10.2 us for 512 x 1152 x 1152 on an H200, where two launches need 4.4 + 3.0.
+# blocks, waiting for each other, need 10.2 us for 512 x 1152 x 1152 in the graph, where two launches need 4.4 + 3.0.
 PANEL_ROWS = 64
 NORM_WIDTH, SCALED_WIDTH = 4096, 16384  # longest rows that are served
 

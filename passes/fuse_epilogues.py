@@ -86,7 +86,8 @@ def add_behind_views(implements: Implements) -> Pass:
 
     def fused(node: Node, product: Node, other: Node, shape: Shape, strides: Shape, offset: int) -> Node | None:
         moves = not Strided(shape, strides, offset).is_packed or node.t.size != product.t.size
-        if moves or node.shape != shape or product.args[3] is not None or not other.t.is_float:
+        more = any(product.args[5:])  # rows, scales
+        if moves or more or node.shape != shape or product.args[3] is not None or not other.t.is_float:
             return None
         residual = reshape(broadcast(other, shape=node.shape), shape=product.shape)
         args = (*product.args[:3], residual, product.args[4])

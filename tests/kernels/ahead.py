@@ -157,7 +157,10 @@ class Ahead:
 
     def close(self) -> None:
         self.given.clear()
-        self.pool.shutdown(cancel_futures=True)
+        workers = list((self.pool._processes or {}).values())
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:  # one that hangs would be waited for at the end of this process, too
+            worker.terminate()
 
 
 # ---- in the other processes -----------------------------------------------------------------------------------------

@@ -176,4 +176,5 @@ def test_a_process_that_hangs_is_not_waited_for(
     begun = time.monotonic()
     assert used[0].operands(case) is None
     used[0].await_cubins(case.jobs())
+    used.pop().close()
     assert time.monotonic() - begun < 0.9

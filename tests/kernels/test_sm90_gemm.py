@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels import sm90_finish_gemm, sm90_gemm, sm90_rope_gemm
 from frtc.kernels.product import Product, product_of
+from frtc.kernels.smxx_finish_gemm import as_product
 from frtc.kernels.spec import Config, Kernel, Site
 from frtc.kernels.targets import Target, load_targets
 from tests.kernels import harness, sites_finish, sites_rope_gemm
@@ -69,13 +72,12 @@ def test_configs_fit_and_cover() -> None:
     assert len(served()) >= 60
     for kernel, site in served():
         for config in kernel.configs(site, HOPPER):
-            tile = sm90_gemm.Tile.of(config, None)  # type: ignore[arg-type]
+            assert config["STAGES"] >= 2
             for stage in kernel.stages(site, config, HOPPER):
                 assert stage.smem <= HOPPER.smem_per_block and stage.block <= 1024 and stage.waits
                 for made in stage.tensormaps:
                     assert all(1 <= box <= 256 for box in made.box)
                     assert not any(step % 16 for step in made.strides)
-            assert tile.stages >= 2
 
 
 def test_permuted_rows_cover_w() -> None:
@@ -219,3 +221,43 @@ SABOTAGED = [
 @pytest.mark.parametrize("case", SABOTAGED, ids=str)
 def test_gemm_sabotaged(gpu: Gpu, case: harness.Case) -> None:
     harness.check_fails(gpu, case)
+
+
+def meeting() -> list[tuple[Site, Config]]:
+    """Candidates whose blocks wait for each other and are more than SMs hold one each of."""
+    found = []
+    for n, k, kind in (
+        (1024, 2048, "ada"),
+        (1024, 4096, "ada"),
+        (1012, 4096, "ada"),
+        (1044, 4096, "ada"),
+        (996, 2048, "layer"),
+    ):
+        plain = sites_finish.linear_norm(
+            50, n, k, kind, bias="bf16", residual="bf16", gate="bf16" if kind == "ada" else ""
+        )
+        fast = sites_finish.in_fp8(plain, x_scale=True)
+        for site in (plain, fast, sites_finish.per_row(fast)):
+            for config in FINISH["linear_norm"].configs(site, HOPPER):
+                tile = sm90_gemm.Tile.of(config, product_of(as_product(site)))
+                blocks = math.prod(tile.tiles(product_of(as_product(site)))) * tile.split
+                if config["FINISH"] == "spread" and blocks > sm90_gemm.CLUSTERED[tile.split]:
+                    found.append((site, config))
+    return found
+
+
+def test_blocks_that_meet_fit_on_the_sms() -> None:
+    """Two of 160 threads on an SM: three warps on each of its four parts, of 16,384 registers in units of 256 a warp.
+
+    Rows that end inside a group of columns may spill a little instead.
+    """
+    cases, jobs, ragged = meeting(), {}, set()
+    for site, config in cases:
+        (stage,) = FINISH["linear_norm"].stages(site, config, HOPPER)
+        assert config["WN"] == 32 and stage.block == 160 and 2 * (stage.smem + 1280) <= HOPPER.smem_per_sm
+        jobs[stage.entry] = Job.of(stage, HOPPER)
+        if site.results[0].shape[-1] % 8:
+            ragged.add(stage.entry)
+    assert len(jobs) > 8
+    for entry, cubin in zip(jobs, compile_all(list(jobs.values())), strict=True):
+        assert cubin.resources.registers <= 168 and (entry in ragged or not cubin.resources.local)
