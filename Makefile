@@ -76,7 +76,7 @@ gpu-kernels:
 	wait $$beside; plans=$$?; cat $$others; rm $$others; \
 	test $$kernels -eq 0 && test $$plans -eq 0
 
-# Every kernel of each family once under memcheck, racecheck and initcheck, a tiny FP8 Plan under memcheck: three minutes.
+# Every kernel of each family once under memcheck, racecheck and initcheck, a tiny FP8 Plan under memcheck.
 # SANITIZER=PATH names another compute-sanitizer than CUDA's.
 gpu-sanitize:
 	PYTHONPATH=. $(PYTHON) -m bench.sanitize

@@ -316,7 +316,7 @@ def rehearsed(shape: Shape) -> Shape:
 def chosen(shapes: Sequence[Shape], wanted: str, families: Sequence[str] = ()) -> list[Shape]:
     """In the order of `wanted`, labels with commas between them: "c50 fp8" has all shapes with both words.
 
-    Each in every family. Nothing wanted: bf16 and static FP8, which take seven minutes with their rivals.
+    Each in every family. Nothing wanted: bf16 and static FP8.
     """
     found = [s for s in shapes if s.precision in ("bf16", STATIC)]
     if wanted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.mainloop import Mainloop
@@ -180,6 +181,11 @@ def mainloop_refuses(p: Product, target: Target) -> str:
         return f"x is {p.x.dtype} and w is {p.w.dtype}; needs bf16 or f16 for both, e4m3 for both, or for w"
     if p.k_rows and p.w.dtype == "e4m3":
         return "the second operand is [K, N]; e4m3 needs rows of K"
+    return places_refuse(p)
+
+
+def places_refuse(p: Product) -> str:
+    """Why cp.async cannot copy rows of x and w, or a grid not hold the tiles, or ""."""
     for name, matrix in (("x", p.x), ("w", p.w)):
         vector = 16 // DTYPES[matrix.dtype].itemsize
         if matrix.ld % vector or matrix.batch % vector:
@@ -200,18 +206,21 @@ def tiles_of(p: Product, target: Target) -> list[Tile]:
     found = []
     for shape in W8_TILES if is_w8(p) else TILES:
         tile = Tile(*shape, splits=1, w8=is_w8(p))
-        if tile.smem > target.smem_per_block:
-            continue  # cannot be launched
-        if tile.bm >= 32 and tile.bm // 2 >= p.m:
-            continue  # half of the products are for rows that are not there
         if p.k_rows and tile.bn < 64:
             continue  # rows of w are copied in panels of 64 columns
-        found += _splits(tile, p, target)
+        found += splits_of(tile, p, target, 4)
     return found
 
 
-def _splits(tile: Tile, p: Product, target: Target) -> list[Tile]:
-    """`tile` with every useful number of splits."""
+TILE = TypeVar("TILE", bound=Tile)
+
+
+def splits_of(tile: TILE, p: Product, target: Target, fewest: int) -> list[TILE]:
+    """`tile` with every useful number of splits, each with `fewest` K tiles or more; none where it is of no use."""
+    if tile.smem > target.smem_per_block:
+        return []  # cannot be launched
+    if tile.bm >= 32 and tile.bm // 2 >= p.m:
+        return []  # half of the products are for rows that are not there
     k_tiles = tile.k_tiles(p)
     blocks = math.prod(tile.grid(p))
     found = [tile]
@@ -222,7 +231,7 @@ def _splits(tile: Tile, p: Product, target: Target) -> list[Tile]:
             break  # grid.z is the batch
         if tile.wm * tile.wn >= 64 * 64:
             break  # 128 accumulators leave no registers for the sums: ptxas spills 8 to 40 bytes
-        if share < 4 or blocks * splits > 2 * target.sms * tile.resident(target):
+        if share < fewest or blocks * splits > 2 * target.sms * tile.resident(target):
             break  # a ring needs tiles to fill, and more waves of blocks bring nothing
         if found[-1].splits != splits:
             found.append(replace(tile, splits=splits))
@@ -243,19 +252,26 @@ def cost_us(p: Product, tile: Tile, target: Target) -> float:
 
 
 def _cost_us(p: Product, tile: Tile, target: Target) -> float:
-    """The slowest of DRAM, the SM's units and the waits for tiles; what each wave pays."""
+    return time_us(p, tile, target, _tile_clocks(tile, p, target), L2_BYTES_PER_CLOCK)
+
+
+def time_us(p: Product, tile: Tile, target: Target, tile_clocks: float, l2_bytes: float) -> float:
+    """The slowest of DRAM, the SM's units and the waits for tiles; what each wave pays.
+
+    tile_clocks: of an SM for one K tile of one block; l2_bytes: per clock and SM.
+    """
     blocks = math.prod(tile.grid(p))
     on_busiest = math.ceil(blocks / target.sms)
     together = min(on_busiest, tile.resident(target))
     waves = math.ceil(on_busiest / together)
     k_tiles = tile.k_tiles(p)
-    busy_us = on_busiest * k_tiles * _tile_clocks(tile, p, target) / CLOCK * 1e6
+    busy_us = on_busiest * k_tiles * tile_clocks / CLOCK * 1e6
     wait_us = waves * k_tiles * max(BARRIER_US, FLIGHT_US / (tile.stages - 1))
     dram_us = p.nbytes / (DRAM_SHARE * target.dram) * 1e6
     once_us = LAUNCH_US + waves * (FIRST_TILE_US + EPILOGUE_US)
     if tile.splits > 1:
         partial = tile.bm * tile.bn * 4 * (tile.splits + 1)
-        once_us += SPLIT_US + partial / (L2_BYTES_PER_CLOCK * CLOCK) * 1e6
+        once_us += SPLIT_US + partial / (l2_bytes * CLOCK) * 1e6
     return once_us + max(busy_us, wait_us, dram_us)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from frtc.kernels import smxx_gemm
 from frtc.kernels.product import NULL, Product, epilogue_refuses, params_of, product_of, types_of
@@ -28,13 +26,10 @@ TILES = (
     (16, 32, 16, 8, 8),  # 48 KB
 )
 NAMES = ("BM", "BN", "WM", "WN", "STAGES", "SPLITS")  # of a config
-SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 PRODUCTS = 3  # of TF32 for one of fp32
 AROUND = 80  # instructions of a warp around the products of a K tile: copies, addresses, barrier
 SCHEDULERS = 4  # of an SM, an instruction of a warp a clock each
-LAUNCH_US, FIRST_TILE_US, BARRIER_US, EPILOGUE_US, SPLIT_US = 1.5, 1.0, 0.07, 0.8, 1.5
-FLIGHT_US = 0.8  # from the request of a tile to its arrival, under load
 L2_BYTES_PER_CLOCK = 32  # of an SM where all of them read
 
 
@@ -69,61 +64,26 @@ def refuse(site: Site, target: Target) -> str:
         return "needs cp.async"
     if (p.x.dtype, p.w.dtype) != ("f32", "f32"):
         return f"x is {p.x.dtype} and w is {p.w.dtype}; needs f32 for both"
-    for name, matrix in (("x", p.x), ("w", p.w)):
-        if matrix.ld % 4 or matrix.batch % 4:
-            return f"rows of {name} are {matrix.ld} elements apart (batches {matrix.batch}), not a multiple of 16 bytes"
-    if p.batch > 65535 or math.ceil(p.n / 32) > 65535:
-        return "more blocks than a grid holds"
-    return epilogue_refuses(p)
+    return smxx_gemm.places_refuse(p) or epilogue_refuses(p)
 
 
 def configs(site: Site, target: Target) -> list[Config]:
     p = product_of(site)
     assert isinstance(p, Product)
-    return [tile.config() for shape in TILES for tile in _splits(Tile.of(_unsplit(shape), p), p, target)]
+    tiles = (Tile.of(_unsplit(shape), p) for shape in TILES)
+    return [split.config() for tile in tiles for split in smxx_gemm.splits_of(tile, p, target, 3)]
 
 
 def _unsplit(shape: tuple[int, ...]) -> Config:
     return dict(zip(NAMES, (*shape, 1), strict=True))
 
 
-def _splits(tile: Tile, p: Product, target: Target) -> Iterator[Tile]:
-    """`tile` with every useful number of splits; none where it is of no use."""
-    if tile.smem > target.smem_per_block:
-        return  # cannot be launched
-    if tile.bm >= 32 and tile.bm // 2 >= p.m:
-        return  # half of the products are for rows that are not there
-    yield tile
-    k_tiles, blocks, last = tile.k_tiles(p), math.prod(tile.grid(p)), 1
-    for wanted in SPLITS[1:]:
-        share = math.ceil(k_tiles / wanted)
-        splits = math.ceil(k_tiles / share)  # every split has work
-        if p.batch > 1:
-            return  # grid.z is the batch
-        if share < 3 or blocks * splits > 2 * target.sms * tile.resident(target):
-            return  # a ring needs tiles to fill, and more waves of blocks bring nothing
-        if splits != last:
-            yield replace(tile, splits=splits)
-        last = splits
-
-
 def cost(site: Site, config: Config, target: Target) -> float:
-    """Estimated microseconds: the slowest of DRAM, the SM's units and the waits for tiles; what each wave pays."""
+    """Estimated microseconds."""
     p = product_of(site)
     assert isinstance(p, Product)
     tile = Tile.of(config, p)
-    on_busiest = math.ceil(math.prod(tile.grid(p)) / target.sms)
-    together = min(on_busiest, tile.resident(target))
-    waves = math.ceil(on_busiest / together)
-    k_tiles = tile.k_tiles(p)
-    busy_us = on_busiest * k_tiles * _tile_clocks(tile, target) / smxx_gemm.CLOCK * 1e6
-    wait_us = waves * k_tiles * max(BARRIER_US, FLIGHT_US / (tile.stages - 1))
-    dram_us = p.nbytes / (smxx_gemm.DRAM_SHARE * target.dram) * 1e6
-    once_us = LAUNCH_US + waves * (FIRST_TILE_US + EPILOGUE_US)
-    if tile.splits > 1:
-        partial = tile.bm * tile.bn * 4 * (tile.splits + 1)
-        once_us += SPLIT_US + partial / (L2_BYTES_PER_CLOCK * smxx_gemm.CLOCK) * 1e6
-    return once_us + max(busy_us, wait_us, dram_us)
+    return smxx_gemm.time_us(p, tile, target, _tile_clocks(tile, target), L2_BYTES_PER_CLOCK)
 
 
 def _tile_clocks(tile: Tile, target: Target) -> float:

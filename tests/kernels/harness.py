@@ -490,6 +490,18 @@ def run(gpu: Gpu, case: Case) -> tuple[list[str], float, list[Array | None]]:
         return (*judge(buffers, operands), operands)
 
 
+def bits(gpu: Gpu, case: Case, times: int = 8) -> set[bytes]:
+    """The different results of so many runs, to the bit."""
+    with Buffers(gpu, case, operands_of(case)) as buffers:
+        seen = []
+        for _ in range(times):
+            for launch in buffers.launches():
+                gpu.launch(*launch)
+            gpu.synchronize()
+            seen.append(b"".join(np.array(result).view(np.uint8).tobytes() for result in buffers.results()))
+    return set(seen)
+
+
 def check(gpu: Gpu, case: Case) -> None:
     """The case agrees with its reference; its time goes into the table."""
     operands = operands_of(case)

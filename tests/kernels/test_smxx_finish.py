@@ -310,11 +310,4 @@ def test_sabotaged(gpu: Gpu, case: harness.Case) -> None:
 @pytest.mark.parametrize("case", harness.swept(ORDER, ORDER[::6]), ids=str)
 def test_same_bits_every_time(gpu: Gpu, case: harness.Case) -> None:
     """Blocks arrive in another order each time, and another one finishes; the rows may not notice."""
-    with harness.Buffers(gpu, case, harness.operands_of(case)) as buffers:
-        seen = []
-        for _ in range(8):
-            for launch in buffers.launches():
-                gpu.launch(*launch)
-            gpu.synchronize()
-            seen.append(b"".join(np.array(result).view(np.uint8).tobytes() for result in buffers.results()))
-    assert len(set(seen)) == 1
+    assert len(harness.bits(gpu, case)) == 1

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from frtc.codegen.nvrtc import Job, compile_all, ptx_of
@@ -210,12 +209,4 @@ def test_a_tile_too_few(gpu: Gpu) -> None:
 @pytest.mark.parametrize("case", SPLIT[::7], ids=str)
 def test_same_bits_every_time(gpu: Gpu, case: harness.Case) -> None:
     """Blocks arrive in another order each time; the sums may not notice."""
-    with harness.Buffers(gpu, case, harness.operands_of(case)) as buffers:
-        seen = []
-        for _ in range(8):
-            for launch in buffers.launches():
-                gpu.launch(*launch)
-            gpu.synchronize()
-            (result,) = buffers.results()
-            seen.append(np.array(result).view(np.uint8).tobytes())
-    assert len(set(seen)) == 1
+    assert len(harness.bits(gpu, case)) == 1
