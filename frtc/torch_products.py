@@ -18,6 +18,7 @@ from frtc.torch_tensors import TORCH, scalar, widen
 
 WIDENED_AT_ONCE = 1 << 25  # elements of a weight held in fp32 at a time: 128 MB
 TILE = 16  # FP8 products want sizes in multiples of it
+MOMENTS = 32  # elements of a row that one of its moments is of
 FP8, SIXTEEN_BITS = TORCH["e4m3"], (TORCH["bf16"], TORCH["f16"])
 
 
@@ -74,6 +75,15 @@ def _sums(x: Tensor, w: Tensor, b: Tensor | None, alpha: Tensor | None, x_scale:
     return y if b is None else y + widen(b)
 
 
+def factors_of(x_scale: Tensor | None, width: int, norm: str, eps: float) -> Tensor | None:
+    """Factor of each row: x_scale itself, or 1 / sqrt(v + eps) of its moments, v mean square or variance."""
+    if norm == "none" or x_scale is None:
+        return x_scale
+    found = x_scale.double().unflatten(-1, (-1, 2 if norm == "layer" else 1)).sum(-2) / width
+    variance = found[..., -1:] - (found[..., :1] ** 2 if norm == "layer" else 0.0)
+    return torch.rsqrt(variance + eps).to(x_scale.dtype)
+
+
 def _linear(
     x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor | None, gate: Tensor | None, rows: Tensor | None,
     alpha: Tensor | None, x_scale: Tensor | None, act: str,
@@ -86,19 +96,21 @@ def _linear(
 def linear(
     x: Tensor, w: Tensor, b: Tensor | None = None, residual: Tensor | None = None, gate: Tensor | None = None,
     rows: Tensor | None = None, alpha: Tensor | None = None, x_scale: Tensor | None = None, inv: Tensor | None = None,
-    *, act: str = "none", per_row: bool = False, staged: str = "bf16",
+    *, act: str = "none", norm: str = "none", eps: float = 0.0, per_row: bool = False, staged: str = "bf16",
 ) -> Any:  # fmt: skip
-    """residual + gate * act((x @ w.T) * x_scale * alpha + b)"""
-    return alone(emit(_linear(x, w, b, residual, gate, rows, alpha, x_scale, act), inv, per_row, staged=staged))
+    """residual + gate * act((x @ w.T) * x_scale * alpha + b); norm: x_scale has the moments of x's rows."""
+    factors = factors_of(x_scale, x.shape[-1], norm, eps)
+    return alone(emit(_linear(x, w, b, residual, gate, rows, alpha, factors, act), inv, per_row, staged=staged))
 
 
 def gated_linear(
     x: Tensor, gate: Tensor, up: Tensor | None = None, rows: Tensor | None = None, alpha: Tensor | None = None,
-    x_scale: Tensor | None = None, inv: Tensor | None = None, *, act: str, per_row: bool = False, staged: str = "bf16",
+    x_scale: Tensor | None = None, inv: Tensor | None = None, b: Tensor | None = None,
+    *, act: str, norm: str = "none", eps: float = 0.0, per_row: bool = False, staged: str = "bf16",
 ) -> Any:  # fmt: skip
-    """act(x @ gate.T) * (x @ up.T); without `up`, row 2i of `gate` is the gate's and row 2i + 1 up's."""
+    """act(x @ gate.T) * (x @ up.T); without `up`, row 2i of `gate` is the gate's and row 2i + 1 up's, b [2F] too."""
     if up is None:
-        both = _sums(x, gate, None, alpha, x_scale)
+        both = _sums(x, gate, b, alpha, factors_of(x_scale, x.shape[-1], norm, eps))
         left, right = both[..., 0::2], both[..., 1::2]
     else:
         left, right = (_sums(x, w, None, None, x_scale) for w in (gate, up))
@@ -107,10 +119,11 @@ def gated_linear(
 
 def linear_rope_qkv(
     x: Tensor, w: Tensor, b: Tensor | None, cos: Tensor, sin: Tensor, rows: Tensor | None = None,
-    alpha: Tensor | None = None, x_scale: Tensor | None = None, *, heads: int, kv_heads: int,
+    alpha: Tensor | None = None, x_scale: Tensor | None = None,
+    *, heads: int, kv_heads: int, norm: str = "none", eps: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """q, k, v [H, S, D] of a projection whose rows of q and k are interleaved in each head; q and k are rotated."""
-    y = specified(_sums(x, w, b, alpha, x_scale), rows)
+    y = specified(_sums(x, w, b, alpha, factors_of(x_scale, x.shape[-1], norm, eps)), rows)
     count = heads + 2 * kv_heads
     size, turned = y.shape[-1] // count, heads + kv_heads
     pairs = y[..., : turned * size].reshape(*y.shape[:-1], turned, size // 2, 2)
@@ -129,6 +142,21 @@ def linear_norm(
     """(s, y[, scale]): s = linear(...) rounded to `stored`, y = the norm of that s."""
     s = cast(_linear(x, w, b, residual, gate, rows, alpha, x_scale, act), stored)
     return s, *emit(norm_of(s, norm_w, norm_b, kind, eps, offset), inv, per_row)
+
+
+def linear_moments(
+    x: Tensor, w: Tensor, b: Tensor | None = None, residual: Tensor | None = None, gate: Tensor | None = None,
+    rows: Tensor | None = None, alpha: Tensor | None = None, x_scale: Tensor | None = None,
+    norm_w: Tensor | None = None, inv: Tensor | None = None,
+    *, act: str = "none", norm: str, offset: float = 0.0, stored: str = "bf16",
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """(s, z, moments): s = linear(...) rounded to `stored`, z = s * (offset + norm_w) * inv, sums of each 32 of s."""
+    s = cast(_linear(x, w, b, residual, gate, rows, alpha, x_scale, act), stored)
+    wide = widen(s)
+    z = wide if norm_w is None else wide * (offset + widen(norm_w))
+    parts = functional.pad(wide, (0, -wide.shape[-1] % MOMENTS)).unflatten(-1, (-1, MOMENTS))
+    sums = [(parts**2).sum(-1)] if norm == "rms" else [parts.sum(-1), (parts**2).sum(-1)]
+    return s, *emit(z, inv, False), torch.stack(sums, -1).flatten(-2)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -193,6 +221,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "gated_linear": gated_linear,
     "linear_rope_qkv": linear_rope_qkv,
     "linear_norm": linear_norm,
+    "linear_moments": linear_moments,
     "matmul": matmul,
     "conv2d": conv2d,
     "attention": attention,

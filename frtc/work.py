@@ -20,7 +20,7 @@ from frtc.lowering.ops import OPS
 from frtc.runtime.plan import Call, Ref
 
 KINDS = {
-    "GEMM": {"linear", "gated_linear", "linear_norm", "linear_rope_qkv", "matmul"},
+    "GEMM": {"linear", "gated_linear", "linear_norm", "linear_moments", "linear_rope_qkv", "matmul"},
     "attention": {"attention"},
     "norm": {"rms_norm", "ada_rms_norm", "layer_norm", "residual_norm"},
     "pointwise": {*pointwise.OPS, "pointwise"},

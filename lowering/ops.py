@@ -449,10 +449,24 @@ def _one(types: tuple[Type, ...]) -> AnyType:
     return types if len(types) > 1 else types[0]
 
 
-def _scales_fit(x: Type, n: int, alpha: Type | None, x_scale: Type | None) -> None:
+MOMENTS = 32  # elements of a row that one of its moments is of
+DEFERRED = {"none": 0, "rms": 1, "layer": 2}  # norms that a product makes up for, and the moments of each 32 elements
+
+
+def moments(width: int, norm: str) -> int:
+    """Moments of a row of `width` elements."""
+    return -(-width // MOMENTS) * DEFERRED[norm]
+
+
+def _scales_fit(x: Type, n: int, alpha: Type | None, x_scale: Type | None, norm: str = "none") -> None:
     require(alpha is None or (alpha.dtype == "f32" and alpha.shape in ((), (n,))), f"alpha {alpha} for {n} columns")
-    fits = x_scale is None or (x_scale.dtype, x_scale.shape) == ("f32", (*x.shape[:-1], 1))
-    require(fits, f"x_scale {x_scale} does not fit the rows of x {x}")
+    require(norm in DEFERRED, f"norm {norm}")
+    factors = moments(x.shape[-1], norm) or 1
+    fits = x_scale is None or (x_scale.dtype, x_scale.shape) == ("f32", (*x.shape[:-1], factors))
+    require(
+        fits and (norm == "none" or x_scale is not None),
+        f"x_scale {x_scale} does not fit the rows of x {x}, norm {norm}",
+    )
 
 
 # --- linear algebra -----------------------------------------------------------------------------------------------
@@ -483,6 +497,8 @@ def linear(
     inv: Type | None = None,
     *,
     act: str = "none",
+    norm: str = "none",
+    eps: float = 0.0,
     per_row: bool = False,
     staged: str = "bf16",
     dtype: str | None = None,
@@ -490,10 +506,14 @@ def linear(
     """residual + gate * act(x_scale * alpha * (x @ w.T) + b); x [..., K], w [N, K], b [N], residual [..., N], gate [N]
     or [..., N], x_scale [..., 1], alpha [N] or [].
 
+    norm: x is a value before its norm, and the product makes up for it. x_scale then has the moments of each row as
+    linear_moments gives them, and stands for 1 / sqrt(v + eps), v the mean square of K elements ("rms") or their
+    variance ("layer").
+
     rows (integer []): what lies at or beyond it along axis -2 is unspecified, NaN too; references give NaN there.
     Where `per_row`, y is rounded to `staged` before the maximum of its row is known.
     """
-    return _one(_emitted(_linear(x, w, b, residual, gate, rows, alpha, x_scale, dtype), inv, per_row))
+    return _one(_emitted(_linear(x, w, b, residual, gate, rows, alpha, x_scale, dtype, norm), inv, per_row))
 
 
 def _linear(
@@ -506,10 +526,11 @@ def _linear(
     alpha: Type | None,
     x_scale: Type | None,
     dtype: str | None,
+    norm: str = "none",
 ) -> Type:
     _counts_rows(x, rows)
     require(w.rank == 2 and x.rank >= 1 and x.shape[-1] == w.shape[1], f"inner sizes of x {x} and w {w} differ")
-    _scales_fit(x, w.shape[0], alpha, x_scale)
+    _scales_fit(x, w.shape[0], alpha, x_scale, norm)
     out = x.shape[:-1] + w.shape[:1]
     for name, extra in (("b", b), ("residual", residual), ("gate", gate)):
         fits = extra is None or broadcast_shapes(extra.shape, out) == out
@@ -531,14 +552,17 @@ def gated_linear(
     alpha: Type | None = None,
     x_scale: Type | None = None,
     inv: Type | None = None,
+    b: Type | None = None,
     *,
     act: str,
+    norm: str = "none",
+    eps: float = 0.0,
     per_row: bool = False,
     staged: str = "bf16",
     dtype: str | None = None,
 ) -> AnyType:
     """act(x @ gate.T) * (x @ up.T); without `up`, `gate` is [2F, K] with row 2i of the gate and row 2i + 1 of up, and
-    the products may be scaled: x_scale [..., 1], alpha [2F] or [].
+    the products may be scaled and shifted: x_scale, norm and alpha ([2F] or []) as in linear, b [2F].
 
     rows (integer []): what lies at or beyond it along axis -2 is unspecified, NaN too; references give NaN there.
     Where `per_row`, y is rounded to `staged` before the maximum of its row is known.
@@ -546,8 +570,9 @@ def gated_linear(
     _counts_rows(x, rows)
     require(x.shape[-1] == gate.shape[-1], f"inner size {x.shape[-1]} of x is not {gate.shape[-1]} of gate")
     require(up is None or (gate.dtype, gate.shape) == (up.dtype, up.shape), f"gate {gate} and up {up} differ")
-    require(up is None or (alpha is None and x_scale is None), "scaled products of two weights")
-    _scales_fit(x, gate.shape[0], alpha, x_scale)
+    require(up is None or (alpha is x_scale is b is None), "scaled or shifted products of two weights")
+    require(b is None or b.shape == gate.shape[:1], f"b {b} does not fit gate {gate}")
+    _scales_fit(x, gate.shape[0], alpha, x_scale, norm)
     width = gate.shape[0] if up is not None else gate.shape[0] // 2
     return _one(_emitted(Type(dtype or x.dtype, x.shape[:-1] + (width,)), inv, per_row))
 
@@ -565,14 +590,16 @@ def linear_rope_qkv(
     *,
     heads: int,
     kv_heads: int,
+    norm: str = "none",
+    eps: float = 0.0,
     dtype: str | None = None,
 ) -> AnyType:
     """q [heads, S, D], k and v [kv_heads, S, D] of x [S, K]; q and k rotated by cos, sin [S, D/2] ("half" pairing).
 
     Rows 2i and 2i + 1 of w (and b, alpha) inside each head of q and k make elements i and i + D/2; v's are in order.
-    Scales and rows as in linear. Nothing is rounded between product and rotation.
+    Scales, norm and rows as in linear. Nothing is rounded between product and rotation.
     """
-    y = _linear(x, w, b, None, None, rows, alpha, x_scale, dtype)
+    y = _linear(x, w, b, None, None, rows, alpha, x_scale, dtype, norm)
     groups = heads + 2 * kv_heads
     require(x.rank == 2 and y.shape[1] % (2 * groups) == 0, f"x {x}, w {w} do not make {groups} heads")
     length, size = x.shape[0], y.shape[1] // groups
@@ -609,6 +636,38 @@ def linear_norm(
     s = _linear(x, w, b, residual, gate, rows, alpha, x_scale, stored)
     _vectors_fit(s, norm_w=norm_w, norm_b=norm_b)
     return (s, *_emitted(Type(dtype or stored, s.shape), inv, per_row))
+
+
+@op(inner=("stored",), flops=lambda types, result, attrs: _product_flops(types[:2]))
+def linear_moments(
+    x: Type,
+    w: Type,
+    b: Type | None = None,
+    residual: Type | None = None,
+    gate: Type | None = None,
+    rows: Type | None = None,
+    alpha: Type | None = None,
+    x_scale: Type | None = None,
+    norm_w: Type | None = None,
+    inv: Type | None = None,
+    *,
+    act: str = "none",
+    norm: str,
+    offset: float = 0.0,
+    stored: str = "bf16",
+    dtype: str | None = None,
+) -> AnyType:
+    """s = linear(..) rounded to `stored`; z = s * (offset + norm_w), or s, times inv; the moments of s, fp32.
+
+    What a norm of s needs without reading s again: its readers multiply z and make up for the rest (`norm` of linear).
+    Moments [..., P] of P = ceil(N / 32) parts of 32 elements, the last one may be shorter: the sum of squares of each
+    part ("rms"), or sum and sum of squares of the first, of the second, .. ("layer": [..., 2 P]).
+    """
+    require(norm in DEFERRED and norm != "none", f"norm {norm}")
+    s = _linear(x, w, b, residual, gate, rows, alpha, x_scale, stored)
+    _vectors_fit(s, norm_w=norm_w)
+    z = _emitted(Type(dtype or stored, s.shape), inv, False)
+    return (s, *z, Type("f32", (*s.shape[:-1], moments(s.shape[-1], norm))))
 
 
 @op

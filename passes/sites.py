@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from frtc.lowering.ir import Module, Node, Repeat, Run, Step, walk
 from frtc.passes.name_weights import common_part, unique
 
-PRODUCTS = frozenset({"linear", "gated_linear", "linear_norm", "linear_rope_qkv"})
+PRODUCTS = frozenset({"linear", "gated_linear", "linear_norm", "linear_moments", "linear_rope_qkv"})
 SIXTEEN_BITS = ("bf16", "f16")
 
 

@@ -15,6 +15,7 @@ from frtc.kernels.reference.pointwise import ACTIVATIONS
 
 WIDENED_AT_ONCE = 1 << 24  # elements of a weight held in fp32 at a time: 64 MB
 MEASURED_ROWS = 128
+MOMENTS = 32  # elements of a row that one of its moments is of
 SUMS_AT_ONCE = 1 << 13  # elements of a result summed at a time in float64: 64 KB
 
 
@@ -30,15 +31,27 @@ def linear(
     inv: Array | None = None,
     *,
     act: str = "none",
+    norm: str = "none",
+    eps: float = 0.0,
     per_row: bool = False,
     staged: str = "bf16",
 ) -> Any:
     """residual + gate * act(x_scale * alpha * (x @ w.T) + b); x [..., K], w [N, K], b [N], residual [..., N], gate [N]
-    or [..., N], x_scale [..., 1], alpha [N] or [].
+    or [..., N], x_scale [..., 1], alpha [N] or []. norm: x_scale has moments (linear_moments) of x's rows.
 
     Rows (axis -2) from `rows` on are unspecified. They are NaN here: whatever reads one of them shows it.
     """
-    return emit(_linear(x, w, b, residual, gate, rows, alpha, x_scale, act), inv, per_row, staged=staged)
+    factors = factors_of(x_scale, x.shape[-1], norm, eps)
+    return emit(_linear(x, w, b, residual, gate, rows, alpha, factors, act), inv, per_row, staged=staged)
+
+
+def factors_of(x_scale: Array | None, width: int, norm: str, eps: float) -> Array | None:
+    """Factor of each row: x_scale itself, or 1 / sqrt(v + eps) of its moments, v mean square or variance."""
+    if norm == "none" or x_scale is None:
+        return x_scale
+    found = x_scale.astype(np.float64).reshape(*x_scale.shape[:-1], -1, 2 if norm == "layer" else 1).sum(-2) / width
+    variance = found[..., -1:] - (found[..., :1] ** 2 if norm == "layer" else 0.0)
+    return np.asarray(1.0 / np.sqrt(variance + eps), x_scale.dtype)
 
 
 def _linear(
@@ -67,18 +80,23 @@ def gated_linear(
     alpha: Array | None = None,
     x_scale: Array | None = None,
     inv: Array | None = None,
+    b: Array | None = None,
     *,
     act: str,
+    norm: str = "none",
+    eps: float = 0.0,
     per_row: bool = False,
     staged: str = "bf16",
 ) -> Any:
     """act(x @ gate.T) * (x @ up.T); without `up`, `gate` is [2F, K] with row 2i of the gate and row 2i + 1 of up, and
-    the products may be scaled: x_scale [..., 1], alpha [2F] in the order of the rows or [].
+    the products may be scaled and shifted: x_scale and norm as in linear, alpha [2F] in the order of the rows or [],
+    b [2F].
 
     Rows (axis -2) from `rows` on are unspecified: NaN here.
     """
     if up is None:
-        both = scaled(_times_transposed(x, gate), alpha, x_scale)
+        both = scaled(_times_transposed(x, gate), alpha, factors_of(x_scale, x.shape[-1], norm, eps))
+        both = both if b is None else both + widen(b)
         y = ACTIVATIONS[act](both[..., 0::2]) * both[..., 1::2]
     else:
         y = ACTIVATIONS[act](_times_transposed(x, gate)) * _times_transposed(x, up)
@@ -97,13 +115,15 @@ def linear_rope_qkv(
     *,
     heads: int,
     kv_heads: int,
+    norm: str = "none",
+    eps: float = 0.0,
 ) -> tuple[Array, Array, Array]:
     """q [heads, S, D], k and v [kv_heads, S, D] of x [S, K]; q and k rotated by cos, sin [S, D/2] ("half" pairing).
 
     Rows 2i and 2i + 1 of w (and b, alpha) inside each head of q and k make elements i and i + D/2; v's are in order.
     """
     assert cos is not None and sin is not None
-    y = _linear(x, w, b, None, None, rows, alpha, x_scale, "none")
+    y = _linear(x, w, b, None, None, rows, alpha, factors_of(x_scale, x.shape[-1], norm, eps), "none")
     count = heads + 2 * kv_heads
     split = y.reshape(*y.shape[:-1], count, y.shape[-1] // count).swapaxes(-2, -3)
     turned = rotated_pairs(split[..., : heads + kv_heads, :, :], cos, sin)
@@ -138,6 +158,35 @@ def linear_norm(
     s = s if stored == "f32" else widen(round_to(s, stored))
     y = emit(normed(s, norm_w, norm_b, kind, eps, offset), inv, per_row)
     return (s, *y) if per_row else (s, y)
+
+
+def linear_moments(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    residual: Array | None = None,
+    gate: Array | None = None,
+    rows: Array | None = None,
+    alpha: Array | None = None,
+    x_scale: Array | None = None,
+    norm_w: Array | None = None,
+    inv: Array | None = None,
+    *,
+    act: str = "none",
+    norm: str,
+    offset: float = 0.0,
+    stored: str = "bf16",
+) -> tuple[Array, Array, Array]:
+    """(s, z, moments): s = linear(..) rounded to `stored`, z = s * (offset + norm_w) * inv, each factor where given;
+    moments [..., P] of s, the sum of squares of each 32 elements, or [..., 2 P], its sum in front of it ("layer").
+    """
+    s = _linear(x, w, b, residual, gate, rows, alpha, x_scale, act)
+    s = s if stored == "f32" else widen(round_to(s, stored))
+    z = s if norm_w is None else s * (np.asarray(offset, s.dtype) + widen(norm_w))
+    missing = -s.shape[-1] % MOMENTS
+    parts = np.pad(s, [(0, 0)] * (s.ndim - 1) + [(0, missing)]).reshape(*s.shape[:-1], -1, MOMENTS)
+    sums = [np.sum(parts**2, -1)] if norm == "rms" else [np.sum(parts, -1), np.sum(parts**2, -1)]
+    return s, emit(z, inv, False), np.stack(sums, -1).reshape(*s.shape[:-1], -1)
 
 
 def _specified(y: Array, rows: Array | None) -> Array:
@@ -246,6 +295,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "gated_linear": gated_linear,
     "linear_rope_qkv": linear_rope_qkv,
     "linear_norm": linear_norm,
+    "linear_moments": linear_moments,
     "matmul": matmul,
     "conv2d": conv2d,
     "quantize": quantize,

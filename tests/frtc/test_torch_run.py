@@ -127,6 +127,25 @@ FP8 = {
         x8(5, 24), weight("w8", Type("e4m3", (24, 24))), None, X, None, None, weight("a1", Type("f32", (24,))), None,
         None, None, INV, kind="rms", eps=1e-6, offset=1.0, dtype="e4m3",
     ),
+    "moments of rms": lambda: ops.linear_moments(
+        x8(5, 24), weight("w8", Type("e4m3", (24, 24))), None, X, None, None, weight("a1", Type("f32", (24,))), None,
+        leaf("s", "f32", 24), INV, norm="rms", offset=1.0, dtype="e4m3",
+    ),
+    "moments of layer": lambda: ops.linear_moments(
+        leaf("y", "bf16", 5, 24), weight("wide", Type("bf16", (72, 24))), None, norm="layer", stored="f16", dtype="f32",
+    ),
+    "linear behind rms": lambda: ops.linear(
+        x8(5, 24), weight("w8", Type("e4m3", (24, 24))), leaf("t", "f32", 24), None, None, None,
+        weight("a1", Type("f32", (24,))), leaf("x_scale", "f32", 5, 1), norm="rms", eps=0.5, dtype="bf16",
+    ),
+    "gated behind layer": lambda: ops.gated_linear(
+        x8(5, 72), weight("g72", Type("e4m3", (64, 72))), None, None, weight("a2", Type("f32", (64,))), leaf("x_scale", "f32", 5, 6),
+        None, leaf("shift", "f32", 64), act="silu", norm="layer", eps=0.5, dtype="bf16",
+    ),
+    "rope behind rms": lambda: ops.linear_rope_qkv(
+        x8(5, 24), weight("w8r", Type("e4m3", (16, 24))), None, leaf("c", "f32", 5, 4), leaf("d", "f32", 5, 4), None,
+        weight("a3", Type("f32", (16,))), leaf("x_scale", "f32", 5, 1), heads=0, kv_heads=1, norm="rms", eps=0.5, dtype="bf16",
+    ),
     "rope": lambda: ops.linear_rope_qkv(
         x8(5, 24), weight("w8", Type("e4m3", (16, 24))), None, leaf("c", "f32", 5, 4), leaf("d", "f32", 5, 4), None,
         weight("a3", Type("f32", (16,))), heads=0, kv_heads=1, dtype="bf16",

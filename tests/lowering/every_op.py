@@ -79,6 +79,12 @@ EXAMPLES: dict[str, Callable[[], Node]] = {
             act="silu", kind="ada", eps=1e-5, per_row=True, dtype="e4m3",
         ), 2
     ),
+    "linear_moments": lambda: item(
+        ops.linear_moments(
+            X, weight("square", "bf16", 8, 8), None, Y, V, None, None, None, V, leaf("inv", "f32"), act="silu",
+            norm="layer", offset=1.0, stored="f16", dtype="e4m3",
+        ), 2
+    ),
     "quantize": lambda: ops.quantize(W, ops.channel_scale(W)),
     "channel_scale": lambda: ops.channel_scale(W),
     "matmul": lambda: ops.matmul(X, ops.transpose(Y, perm=(-1, -2)), dtype="f32"),
