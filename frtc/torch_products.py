@@ -150,13 +150,13 @@ def linear_moments(
     norm_w: Tensor | None = None, inv: Tensor | None = None,
     *, act: str = "none", norm: str, offset: float = 0.0, stored: str = "bf16",
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """(s, z, moments): s = linear(...) rounded to `stored`, z = s * (offset + norm_w) * inv, sums of each 32 of s."""
+    """(s, moments, z): s = linear(...) rounded to `stored`, sums of each 32 of s, z = s * (offset + norm_w) * inv."""
     s = cast(_linear(x, w, b, residual, gate, rows, alpha, x_scale, act), stored)
     wide = widen(s)
     z = wide if norm_w is None else wide * (offset + widen(norm_w))
     parts = functional.pad(wide, (0, -wide.shape[-1] % MOMENTS)).unflatten(-1, (-1, MOMENTS))
     sums = [(parts**2).sum(-1)] if norm == "rms" else [parts.sum(-1), (parts**2).sum(-1)]
-    return s, *emit(z, inv, False), torch.stack(sums, -1).flatten(-2)
+    return s, torch.stack(sums, -1).flatten(-2), *emit(z, inv, False)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

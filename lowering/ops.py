@@ -657,9 +657,9 @@ def linear_moments(
     stored: str = "bf16",
     dtype: str | None = None,
 ) -> AnyType:
-    """s = linear(..) rounded to `stored`; z = s * (offset + norm_w), or s, times inv; the moments of s, fp32.
+    """(s, moments, z): s = linear(..) rounded to `stored`, its moments in fp32, z = s * (offset + norm_w) * inv.
 
-    What a norm of s needs without reading s again: its readers multiply z and make up for the rest (`norm` of linear).
+    What a norm of s needs without reading s again (no norm_w: z = s * inv): its readers multiply z and make up for the rest (`norm` of linear).
     Moments [..., P] of P = ceil(N / 32) parts of 32 elements, the last one may be shorter: the sum of squares of each
     part ("rms"), or sum and sum of squares of the first, of the second, .. ("layer": [..., 2 P]).
     """
@@ -667,7 +667,7 @@ def linear_moments(
     s = _linear(x, w, b, residual, gate, rows, alpha, x_scale, stored)
     _vectors_fit(s, norm_w=norm_w)
     z = _emitted(Type(dtype or stored, s.shape), inv, False)
-    return (s, *z, Type("f32", (*s.shape[:-1], moments(s.shape[-1], norm))))
+    return (s, Type("f32", (*s.shape[:-1], moments(s.shape[-1], norm))), *z)
 
 
 @op

@@ -177,8 +177,8 @@ def linear_moments(
     offset: float = 0.0,
     stored: str = "bf16",
 ) -> tuple[Array, Array, Array]:
-    """(s, z, moments): s = linear(..) rounded to `stored`, z = s * (offset + norm_w) * inv, each factor where given;
-    moments [..., P] of s, the sum of squares of each 32 elements, or [..., 2 P], its sum in front of it ("layer").
+    """(s, moments, z): s = linear(..) rounded to `stored`, z = s * (offset + norm_w) * inv, each factor where given;
+    moments [..., P] of s: the sum of squares of each 32 elements, or [..., 2 P], its sum in front of it ("layer").
     """
     s = _linear(x, w, b, residual, gate, rows, alpha, x_scale, act)
     s = s if stored == "f32" else widen(round_to(s, stored))
@@ -186,7 +186,7 @@ def linear_moments(
     missing = -s.shape[-1] % MOMENTS
     parts = np.pad(s, [(0, 0)] * (s.ndim - 1) + [(0, missing)]).reshape(*s.shape[:-1], -1, MOMENTS)
     sums = [np.sum(parts**2, -1)] if norm == "rms" else [np.sum(parts, -1), np.sum(parts**2, -1)]
-    return s, emit(z, inv, False), np.stack(sums, -1).reshape(*s.shape[:-1], -1)
+    return s, np.stack(sums, -1).reshape(*s.shape[:-1], -1), emit(z, inv, False)
 
 
 def _specified(y: Array, rows: Array | None) -> Array:

@@ -85,6 +85,7 @@ def x8(*shape: int) -> Node:
 
 
 INV, X_SCALE = leaf("inv", "f32"), leaf("x_scale", "f32", 5, 1)
+SIX = leaf("x_scale", "f32", 5, 6)
 X = leaf("x", "bf16", 5, 24)
 FP8 = {
     "static x static": lambda: ops.linear(
@@ -136,10 +137,10 @@ FP8 = {
     ),
     "linear behind rms": lambda: ops.linear(
         x8(5, 24), weight("w8", Type("e4m3", (24, 24))), leaf("t", "f32", 24), None, None, None,
-        weight("a1", Type("f32", (24,))), leaf("x_scale", "f32", 5, 1), norm="rms", eps=0.5, dtype="bf16",
+        weight("a1", Type("f32", (24,))), X_SCALE, norm="rms", eps=0.5, dtype="bf16",
     ),
     "gated behind layer": lambda: ops.gated_linear(
-        x8(5, 72), weight("g72", Type("e4m3", (64, 72))), None, None, weight("a2", Type("f32", (64,))), leaf("x_scale", "f32", 5, 6),
+        x8(5, 72), weight("g72", Type("e4m3", (64, 72))), None, None, weight("a2", Type("f32", (64,))), SIX,
         None, leaf("shift", "f32", 64), act="silu", norm="layer", eps=0.5, dtype="bf16",
     ),
     "rope behind rms": lambda: ops.linear_rope_qkv(
