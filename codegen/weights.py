@@ -28,6 +28,7 @@ SHARED = "shared "  # begins the names of shared values: no parameter's name hol
 PIECE = 1 << 20  # elements evaluated at once: 8 MiB of float64; from 32 MiB on, glibc maps fresh pages for every array
 MOVES = frozenset({"tensor", "slice", "reshape", "transpose", "broadcast", "concat"})
 LEAVES = frozenset({"tensor", "const"})
+REDUCTIONS = frozenset({"reduce_sum", "reduce_mean", "reduce_max"})
 
 
 def share(expressions: Mapping[str, Node], tensors: Lookup) -> tuple[dict[str, Node], Lookup]:
@@ -164,6 +165,8 @@ def _push(node: Node, start: int, stop: int) -> Node | None:
     if node.op in POINTWISE:
         args = [_broadcast_rows(a, rank, start, stop) for a in node.operands]
         return make(node.op, args, dict(node.attrs), type, node.loc)
+    if node.op in REDUCTIONS and node["keepdims"] and -rank not in node["axes"] and node.args[0] is not None:
+        return make(node.op, [take_rows(node.args[0], start, stop)], dict(node.attrs), type, node.loc)
     if node.op == "quantize":
         return make(node.op, [take_rows(a, start, stop) for a in node.operands], {}, type, node.loc)
     if node.op == "concat" and node["axis"] == -rank:

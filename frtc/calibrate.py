@@ -36,11 +36,12 @@ from frtc.histogram import Histogram
 from frtc.lowering.ir import Node, fresh_nodes
 from frtc.lowering.ops import OPS
 from frtc.passes.limit_rows import limit_rows
+from frtc.passes.norm_readers import unnormed_of
 from frtc.passes.pipeline import Options, run_passes
-from frtc.passes.sites import GemmSite, sites_of
+from frtc.passes.sites import UNNORMED, GemmSite, sites_of
 from frtc.passes.standard import FRONT
 from frtc.runtime.policy_steps import PolicySteps
-from frtc.scales import HEADROOM, METHODS, Scales, Site
+from frtc.scales import HEADROOM, METHODS, QUIET, QUIETEST, Scales, Site
 from frtc.scales_key import key_of
 from frtc.site_counts import SiteCounts
 from frtc.torch_run import TorchRun, device_named
@@ -129,7 +130,7 @@ def calibration_of(
     seconds.lap("samples")
     histograms = _required_finite(counted)
     about = {"path": data.name, "kind": found.kind, "frames": found.frames, "seed": wishes.seed}
-    sites = [Site.of(site) for site in sites_of(front)]
+    sites = Site.all_of(sites_of(front))
     chosen = (len(observations), about, why, wishes.method, wishes.headroom)
     scales = Scales.made(key, sites, histograms, *chosen)
     seconds.lap("scales")
@@ -167,35 +168,43 @@ def _required_finite(counted: dict[str, tuple[Histogram, ...]]) -> dict[str, tup
 class _Taps:
     """What a run is asked for, and where it is counted.
 
-    watch    nodes: what the sites read, how many of its rows are real, and the sites, when both are known
-    places   site -> (its first row, how many); sites that read one value share a row
+    watch    nodes: what sites read, what that is the norm of, how many of its rows are real, and the sites, when all
+             of it is known
+    places   name of values (Site) -> (their first row, how many); sites that read one value share rows
     """
 
     def __init__(self, running: TorchRun, samples: int, progress: Progress) -> None:
         self.samples, self.sample, self.done, self.progress = samples, 0, 0, progress
         self.places: dict[str, tuple[int, int]] = {}
         self.at: dict[Node, tuple[int, GemmSite]] = {}  # the first site that reads a value
-        rows, known = 0, dict[tuple[str, Node, Node | None], tuple[int, int]]()
+        rows, known = 0, dict[tuple[str, Node, Node | None], int]()
         for site in sites_of(running.module):
             what, count = (site.program, site.x, rows_of(site.node)), site.rounds or 1
+            endings = ("", UNNORMED, QUIET) if unnormed_of(site.x) else ("",)
             if what not in known:
-                known[what], self.at[site.node] = (rows, count), (rows, site)
-                rows += count
-            self.places[site.name] = known[what]
-        self.total = samples * rows
+                known[what], self.at[site.node] = rows, (rows, site)
+                rows += count * len(endings)
+            for i, ending in enumerate(endings):
+                self.places[site.name + ending] = (known[what] + i * count, count)
+        self.total = samples * sum(site.rounds or 1 for _, site in self.at.values())
         self.counts = SiteCounts(rows, running.device)
-        operands = [n for node in self.at for n in (node.operands[0], rows_of(node)) if n is not None]
-        self.readers = Counter(operands)
+        self.readers = Counter(n for _, site in self.at.values() for n in _operands(site))
         self.watch = frozenset((*self.at, *self.readers))
         self.held: dict[Node, tuple[Any, int]] = {}  # value, sites that have not seen it
 
     def __call__(self, program: str, round: int, node: Node, value: Any) -> None:
         if node in self.at:
             row, site = self.at[node]
-            x, rows = self._take(site.x), rows_of(node)
+            taken = {n: self._take(n) for n in _operands(site)}
+            rows, before = rows_of(node), unnormed_of(site.x)
+            seen = [taken[site.x]]
+            if before is not None:
+                s = taken[before.s].float()
+                seen.append(s if before.w is None else s * (before.offset + taken[before.w].float()))
             if rows is not None:
-                x = x[..., : max(0, int(self._take(rows))), :]
-            self.counts.add(row + (round if site.rounds else 0), x)
+                seen = [x[..., : max(0, int(taken[rows])), :] for x in seen]
+            for i, x in enumerate([*seen, *map(_quietest, seen[1:])]):
+                self.counts.add(row + i * (site.rounds or 1) + (round if site.rounds else 0), x)
             self.done += 1
             self.progress(f"sample {self.sample + 1} of {self.samples}", self.done / self.total)
         if node in self.readers:
@@ -207,6 +216,20 @@ class _Taps:
             self.held[node] = value, left - 1
         found: Tensor = value
         return found
+
+
+def _operands(site: GemmSite) -> list[Node]:
+    """Nodes whose values are looked at when the site runs."""
+    before = unnormed_of(site.x)
+    found = [site.x, rows_of(site.node), *((before.s, before.w) if before else ())]
+    return [n for n in found if n is not None]
+
+
+def _quietest(x: Tensor) -> Tensor:
+    """The rows of least magnitude."""
+    rows = x.reshape(-1, x.shape[-1])
+    energy = rows.square().sum(-1)
+    return rows[energy.topk(min(len(rows), max(1, len(rows) // QUIETEST)), largest=False).indices]
 
 
 def rows_of(node: Node) -> Node | None:

@@ -315,7 +315,7 @@ def calibration_of(scales: ActivationScales | None, made: PrecisionReport) -> di
     """What a Plan says of its activation scales: of which sites, how they were found."""
     if scales is None:
         return {"calibration": {"scales": made.scales}} if made.scales else {}
-    used = [n.site for n in made.notes if n.kind == "fp8"]
+    used = [n.scale for n in made.notes if n.kind == "fp8"]
     sites = {site: scales.of(site).tolist() for site in used}
     found = {"scales": "static", "sites": sites, "fallen": dict(scales.fallen())}
     return {"calibration": found | scales.about()}

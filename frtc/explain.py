@@ -29,7 +29,7 @@ MARK = " ##"  # between a location and the number of the imported node
 LEAVES = ("input", "state", "const", "weight", "tensor", "item")
 MOVES = SHAPE | {"concat"}  # at most an address in the end
 ABSORBING = frozenset({  # passes that fuse without being lists of rules
-    "attention_sites", "fold_norms", "merge_linears", "fuse_residual_norm", "fuse_linear_norm", "fuse_rope_qkv",
+    "attention_sites", "fold_norms", "merge_linears", "fuse_residual_norm", "defer_norms", "fuse_linear_norm", "fuse_rope_qkv",
     "fuse_pointwise",
 })  # fmt: skip
 REACH = 10

@@ -24,7 +24,7 @@ from frtc.kernels.targets import Target
 from frtc.lowering.ir import Module
 from frtc.passes.precision import KINDS, Precision, Share, shares_of
 from frtc.passes.quantize import SCALE, Note
-from frtc.passes.sites import sites_of
+from frtc.passes.sites import UNNORMED, sites_of
 from frtc.products import meaning
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def parameters(read: Lookup, scales: ActivationScales | None) -> Lookup:
 
 def require_no_fallen(precision: Precision) -> None:
     """--strict: a site that falls back is an error."""
-    if precision.fallen:
-        rows = [(site, why) for site, why in sorted(precision.fallen.items())]
+    rows = [(site, why) for site, why in sorted(precision.fallen.items()) if not site.endswith(UNNORMED)]
+    if rows:
         hint = "name them in `keep` of a precision file, or leave --strict out"
         raise FrtcError("precision.fallen", f"--strict, and {len(rows)} sites fall back to 16 bits", rows, hint)

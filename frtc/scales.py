@@ -5,7 +5,7 @@ keeps them in a file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +13,9 @@ import numpy as np
 from frtc.errors import FrtcError, nearest
 from frtc.histogram import Histogram
 from frtc.lowering.ir import Module, Node, Type, walk
+from frtc.passes.norm_readers import unnormed_of
 from frtc.passes.quantize import SCALE
-from frtc.passes.sites import GemmSite, sites_of
+from frtc.passes.sites import UNNORMED, GemmSite, sites_of, unnormed
 from frtc.scales_key import PARTS, Key, key_of
 
 if TYPE_CHECKING:
@@ -29,9 +30,18 @@ AGAIN = "calibrate this checkpoint with this frtc: `frtc calibrate CKPT --data D
 THRESHOLD = 20.0  # dB: a site whose values e4m3 holds less well stays in 16 bits; a normal distribution has 31
 
 
+QUIET = ".quiet"  # ends the name of the values before a norm in the quietest of a product's rows
+QUIETEST = 16  # one row in so many
+QUIET_LOSS = 3.0  # dB: what quiet rows may lose where a product makes up for its norm
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
-    """shape of x; rounds of the repeat around the program, None outside of one."""
+    """shape of x; rounds of the repeat around the program, None outside of one.
+
+    A product whose x is a norm has two more: NAME.unnormed, the values before the norm as a product that makes up for
+    it reads them, and NAME.quiet, those of the rows of least magnitude.
+    """
 
     name: str
     program: str
@@ -41,6 +51,22 @@ class Site:
     @staticmethod
     def of(site: GemmSite) -> Site:
         return Site(site.name, site.program, site.rounds, site.x.shape)
+
+    @staticmethod
+    def all_of(sites: Iterable[GemmSite]) -> list[Site]:
+        """Of all sites, with what is before their norms."""
+        own = list(sites)
+        return [Site.of(site) for site in own] + [
+            replace(Site.of(site), name=site.name + ending)
+            for site in own
+            if unnormed_of(site.x) is not None
+            for ending in (UNNORMED, QUIET)
+        ]
+
+    @property
+    def product(self) -> bool:
+        """Of a product's x, not of what is before its norm."""
+        return not self.name.endswith((UNNORMED, QUIET))
 
     @property
     def rows(self) -> int:
@@ -93,19 +119,27 @@ class Scales:
         found = self._site(site)
         return self.values[site] if found.rounds is not None else self.values[site][0]
 
-    def sqnr(self, site: str) -> float:
-        """dB, in the worst round; minus infinity for a site that never held anything but zeros."""
+    def sqnr(self, site: str, values: str = "") -> float:
+        """dB, in the worst round; minus infinity for a site that never held anything but zeros. values: NAME of others
+        that are stored with its scale.
+        """
         self._site(site)
-        return min(h.sqnr(float(s)) for h, s in zip(self.histograms[site], self.values[site], strict=True))
+        rows = zip(self.histograms[values or site], self.values[site], strict=True)
+        return min(h.sqnr(float(s)) for h, s in rows)
 
     def fallen(self, threshold: float = THRESHOLD) -> dict[str, str]:
-        """Sites whose values e4m3 cannot hold well, and why."""
-        found = {site: self.sqnr(site) for site in self.sites}
-        return {
+        """Sites whose values e4m3 cannot hold well, and why; NAME.unnormed where NAME's norm has to stay."""
+        found = {name: self.sqnr(name) for name, site in self.sites.items() if site.product}
+        fallen = {
             site: f"SQNR {worst:.1f} dB, under {threshold:g}" if np.isfinite(worst) else "its samples are all zero"
             for site, worst in found.items()
             if worst < threshold
         }
+        for site, normed in found.items():
+            before, quiet = unnormed(site), site + QUIET
+            if before in self.sites and not (worst := self.sqnr(before, quiet)) >= max(threshold, normed - QUIET_LOSS):
+                fallen[before] = f"SQNR of quiet rows {worst:.1f} dB, {normed:.1f} behind the norm"
+        return fallen
 
     def __add__(self, other: Scales) -> Scales:
         """One calibration of the samples of both."""
@@ -131,7 +165,7 @@ class Scales:
             raise _other_key(differ, "the checkpoint")
 
     def require_sites(self, sites: Iterable[GemmSite]) -> None:
-        for site in sites:
+        for site in Site.all_of(sites):
             self.require_type(site.name, Type("f32", () if site.rounds is None else (site.rounds,)))
 
     def require_leaves(self, expressions: Iterable[Node]) -> None:

@@ -31,7 +31,7 @@ from frtc.runtime.own_file import partial
 from frtc.scales import AGAIN, Array, Scales, Site
 from frtc.scales_key import Key
 
-VERSION = 1
+VERSION = 2
 ENTRY = "frtc.scales"  # of the metadata
 MOST = 1 << 30  # bytes of a file that is looked at
 MOST_ROWS = 1 << 15  # a histogram of each in memory is 1 GB

@@ -79,7 +79,7 @@ def factors_of(x_scale: Tensor | None, width: int, norm: str, eps: float) -> Ten
     """Factor of each row: x_scale itself, or 1 / sqrt(v + eps) of its moments, v mean square or variance."""
     if norm == "none" or x_scale is None:
         return x_scale
-    found = x_scale.double().unflatten(-1, (-1, 2 if norm == "layer" else 1)).sum(-2) / width
+    found = x_scale.double().reshape(*x_scale.shape[:-1], -1, 2 if norm == "layer" else 1).sum(-2) / width
     variance = found[..., -1:] - (found[..., :1] ** 2 if norm == "layer" else 0.0)
     return torch.rsqrt(variance + eps).to(x_scale.dtype)
 
@@ -154,7 +154,7 @@ def linear_moments(
     s = cast(_linear(x, w, b, residual, gate, rows, alpha, x_scale, act), stored)
     wide = widen(s)
     z = wide if norm_w is None else wide * (offset + widen(norm_w))
-    parts = functional.pad(wide, (0, -wide.shape[-1] % MOMENTS)).unflatten(-1, (-1, MOMENTS))
+    parts = functional.pad(wide, (0, -wide.shape[-1] % MOMENTS)).reshape(*wide.shape[:-1], -1, MOMENTS)
     sums = [(parts**2).sum(-1)] if norm == "rms" else [parts.sum(-1), (parts**2).sum(-1)]
     return s, torch.stack(sums, -1).flatten(-2), *emit(z, inv, False)
 

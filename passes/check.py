@@ -12,6 +12,7 @@ from frtc.kernels.dtypes import DTYPES
 from frtc.lowering.interpret import evaluate_weights, run_module
 from frtc.lowering.ir import Module, Type, walk
 from frtc.lowering.verify import Invalid
+from frtc.passes.sites import UNNORMED
 
 Array = np.ndarray[Any, Any]
 
@@ -34,8 +35,8 @@ def random_tensor(name: str, type: Type, seed: int = 0) -> Array:
     if not type.is_float:
         high = 2 if type.dtype == "bool" else 5
         return rng.integers(1 if type.rank == 0 else 0, high, type.shape).astype(DTYPES[type.dtype].numpy)
-    if name.startswith("scale:"):  # of activations: positive, for values up to about 30
-        return np.full(type.shape, 2.0**-4)
+    if name.startswith("scale:"):  # of activations: positive, for values up to about 30, or 450 before a norm
+        return np.full(type.shape, 1.0 if name.endswith(UNNORMED) else 2.0**-4)
     values = rng.standard_normal(type.shape)
     return values / np.sqrt(type.shape[-1]) if type.rank >= 2 else values
 

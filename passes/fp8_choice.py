@@ -97,7 +97,7 @@ class Choice:
         producer, result = (node.args[0], node["index"]) if node.op == "item" else (node, 0)
         if producer is None or producer.op not in EMITTERS:
             return f"{_named(node)} makes its x and stores no FP8"
-        if node.op == "item" and result != 1:
+        if node.op == "item" and isinstance(producer.type, tuple) and result != len(producer.type) - 1:
             return f"its x is the sum of {producer.op}"
         if views and not self.precision.static and not keeps_rows(producer, views[::-1]):
             return "views between move elements from row to row"

@@ -10,6 +10,7 @@ from frtc.kernels.reference import REFERENCES
 from frtc.lowering.ir import Node, make
 from frtc.lowering.ops import OPS, channel_scale, mul, reshape
 from frtc.lowering.ops import quantize as stored_e4m3
+from frtc.passes.sites import makes_up
 
 EMITTERS = frozenset({name for name, op in OPS.items() if "inv" in op.operands})
 VIEWS = frozenset({"reshape", "transpose", "view"})
@@ -28,7 +29,9 @@ def in_8_bits(product: Node, x: Node, x_scale: Node | None = None, scale: Node |
     alpha = channel
     if scale is not None:
         alpha = mul(scale if scale.shape == () else reshape(scale, shape=(*scale.shape, 1)), channel)
-    args[operands.index("alpha")], args[operands.index("x_scale")] = alpha, x_scale
+    args[operands.index("alpha")] = alpha
+    if not makes_up(product):
+        args[operands.index("x_scale")] = x_scale
     return make(product.op, args, dict(product.attrs), product.type, product.loc)
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from frtc.lowering.ir import Graph, Module, Node, item, make
 from frtc.lowering.ops import OPS, linear_norm
-from frtc.passes.norm_readers import KINDS, in_order, norms_of
+from frtc.passes.norm_readers import KINDS, bare, in_order, norms_of
 from frtc.passes.rewrite import Implements, Pass, count
 
 NORM_VECTORS = 2  # norm_w and norm_b; an RMS norm has the first alone
@@ -29,7 +29,7 @@ def _run(module: Module, implements: Implements) -> Module:
 
 
 def _fuse(graph: Graph, implements: Implements) -> Graph:
-    norms = norms_of(graph, _bare)
+    norms = norms_of(graph, bare)
     fused: dict[Node, Node] = {}
     done: dict[Node, Node] = {}
     for old in in_order(graph.roots, norms):
@@ -45,13 +45,6 @@ def _fuse(graph: Graph, implements: Implements) -> Graph:
             new = item(fused[old.args[0]], 1)
         done[old] = new
     return graph.replace(done)
-
-
-def _bare(node: Node) -> bool:
-    """A linear whose result is stored as it is."""
-    if node.op != "linear" or node.is_const or node["per_row"]:
-        return False
-    return node.args[OPS["linear"].operands.index("inv")] is None
 
 
 def _both(product: Node, norm: Node, done: dict[Node, Node]) -> Node:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from frtc.lowering.ir import Module, Node
-from frtc.lowering.ops import OPS, concat, linear_rope_qkv, reshape, slice_
+from frtc.lowering.ops import OPS, concat, index, linear_rope_qkv, reshape, slice_, transpose
 from frtc.lowering.pattern import Var, once
 from frtc.passes.rewrite import Implements, Pass, Rules, rewrite
 
@@ -20,21 +20,36 @@ cos, sin, heads, kv_heads = Var("cos"), Var("sin"), Var("heads"), Var("kv_heads"
 
 
 def _turned(node: Node, product: Node, cos: Node, sin: Node, heads: int, kv_heads: int) -> Node | None:
-    """A bare linear with constant weights; its rows count the rows of the result."""
-    x, w, b, residual, gate, rows, *scales = product.args
+    """A bare linear with constant weights, which may make up for a norm; its rows count the rows of the result."""
+    x, w, b, residual, gate, rows, alpha, x_scale, inv = product.args
     assert w is not None
-    bare = product["act"] == "none" and residual is gate is None and not any(scales)
-    if not bare or not w.is_const or not (b is None or (b.is_const and b.shape == w.shape[:1])):
+    norm = product["norm"]
+    bare = product["act"] == "none" and residual is gate is alpha is inv is None and (norm != "none" or x_scale is None)
+    if not bare or not w.is_const or not (b is None or b.shape == w.shape[:1]):
         return None
     size = w.shape[0] // (heads + 2 * kv_heads)
-    w = pairs(w, heads + kv_heads, size)
-    b = None if b is None else reshape(pairs(reshape(b, shape=(*b.shape, 1)), heads + kv_heads, size), shape=b.shape)
+    if b is not None and (b := _turned_bias(b, heads + kv_heads, size)) is None:
+        return None
     types = node.type
     assert isinstance(types, tuple)
     result: Node = linear_rope_qkv(
-        x, w, b, cos, sin, rows, heads=heads, kv_heads=kv_heads, dtype=types[0].dtype, loc=product.loc
-    )
+        x, pairs(w, heads + kv_heads, size), b, cos, sin, rows, None, x_scale, heads=heads, kv_heads=kv_heads,
+        norm=norm, eps=product["eps"], dtype=types[0].dtype, loc=product.loc,
+    )  # fmt: skip
     return result
+
+
+def _turned_bias(b: Node, heads: int, size: int) -> Node | None:
+    """The constant in the order of `pairs`; or each row of a table, of which it is the one of a round."""
+    if b.is_const:
+        result: Node = reshape(pairs(reshape(b, shape=(*b.shape, 1)), heads, size), shape=b.shape)
+        return result
+    if b.op != "index" or not b.operands[0].is_const:
+        return None
+    table, round = b.operands
+    turned = transpose(pairs(transpose(table, perm=(-1, -2)), heads, size), perm=(-1, -2))
+    row: Node = index(turned, round)
+    return row
 
 
 def pairs(w: Node, heads: int, size: int) -> Node:

@@ -1,13 +1,17 @@
-"""Norms that can be made together with the value that they read: which ones, and an order in which nothing waits."""
+"""Norms that can be made together with the value that they read, or after their readers: which ones, and an order in
+which nothing waits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from frtc.lowering.ir import Graph, Node
 from frtc.lowering.ops import OPS
 
 KINDS = {"rms_norm": "rms", "layer_norm": "layer", "ada_rms_norm": "ada"}
+DEFERRED = {"rms_norm": "rms", "layer_norm": "layer", "ada_rms_norm": "rms"}  # by their statistics
 
 
 def norms_of(graph: Graph, sources: Callable[[Node], bool]) -> dict[Node, Node]:
@@ -26,6 +30,33 @@ def _plain(norm: Node) -> bool:
     """Rounded once, and not to FP8 with a scale."""
     inv = norm.args[OPS[norm.op].operands.index("inv")]
     return norm.get("inner", "f32") == "f32" and inv is None and not norm["per_row"]
+
+
+def bare(node: Node) -> bool:
+    """A linear whose result is stored as it is."""
+    if node.op != "linear" or node.is_const or node["per_row"]:
+        return False
+    return node.args[OPS["linear"].operands.index("inv")] is None
+
+
+@dataclass(frozen=True, slots=True)
+class Unnormed:
+    """What a product reads where it makes up for the norm of its x: s * (offset + w), or s where w is None."""
+
+    s: Node
+    w: Node | None
+    offset: float
+
+
+def unnormed_of(x: Node) -> Unnormed | None:
+    """None where x is no norm that its readers could make up for. The weights of a layer_norm go into theirs."""
+    s = x.args[0] if x.op in KINDS and _plain(x) else None
+    if s is None:
+        return None
+    w = None if x.op == "layer_norm" else x.args[1]
+    offset = 1.0 if x.op == "ada_rms_norm" else x.get("offset", 0.0)
+    assert isinstance(offset, float)
+    return Unnormed(s, w, offset if w is not None else 0.0)
 
 
 def vectors_of(norm: Node) -> list[Node]:

@@ -31,13 +31,14 @@ SCALE = "scale:"  # begins the keys of activation scales among the parameters
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What became of a site: "fp8", "w8a16" or "bf16", and why not what was asked for."""
+    """What became of a site: "fp8", "w8a16" or "bf16", and why not what was asked for; in FP8, what its scale is called."""
 
     site: str
     program: str
     kind: str
     flops: float
     reason: str = ""
+    scale: str = ""
 
 
 Told = Callable[[Note], None]
@@ -71,7 +72,7 @@ def _notes(choice: Choice) -> list[Note]:
     for product, site in choice.sites.items():
         kind = "fp8" if product in choice.fp8 else "w8a16" if product in choice.w8 else "bf16"
         reason = choice.precision.fallen.get(site.name, choice.reasons.get(product, ""))
-        found.append(Note(site.name, site.program, kind, site.flops, reason))
+        found.append(Note(site.name, site.program, kind, site.flops, reason, site.scale))
     return found
 
 
@@ -124,8 +125,8 @@ class _Rewriter:
         return in_8_bits(new, x, scales if scales.shape == shape else reshape(scales, shape=shape))
 
     def _leaf(self, site: GemmSite) -> Node:
-        leaf = weight(f"scale.{site.name}", Type("f32", () if site.rounds is None else (site.rounds,)))
-        return self.leaves.setdefault(site.name, leaf)
+        leaf = weight(f"scale.{site.scale}", Type("f32", () if site.rounds is None else (site.rounds,)))
+        return self.leaves.setdefault(site.scale, leaf)
 
     def _entry(self, table: Node, site: GemmSite) -> Node:
         """Entry of the round, where the site has one for each."""

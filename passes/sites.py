@@ -37,6 +37,11 @@ class GemmSite:
     def x(self) -> Node:
         return self.node.operands[0]
 
+    @property
+    def scale(self) -> str:
+        """Name of the activation scale of x."""
+        return unnormed(self.name) if makes_up(self.node) else self.name
+
 
 def sites_of(module: Module) -> tuple[GemmSite, ...]:
     """In the order of programs and of their nodes; two uses of one weight have names of their own."""
@@ -49,6 +54,19 @@ def sites_of(module: Module) -> tuple[GemmSite, ...]:
                 name = unique(site_name(node), taken)
                 found.append(GemmSite(name, graph.name, node, rounds, index, product_flops(node) * (rounds or 1)))
     return tuple(found)
+
+
+def makes_up(node: Node) -> bool:
+    """A product of a value before its norm."""
+    return node.op != "linear_moments" and node.get("norm", "none") != "none"
+
+
+UNNORMED = ".unnormed"
+
+
+def unnormed(site: str) -> str:
+    """Name under which the values before a site's norm have a scale."""
+    return site + UNNORMED
 
 
 def is_site(node: Node) -> bool:

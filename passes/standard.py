@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from frtc.passes.attention_sites import attention_sites
 from frtc.passes.canonicalize import canonicalize
+from frtc.passes.defer_norms import defer_norms
 from frtc.passes.fold_constants import fold_constants
 from frtc.passes.fold_linears import fold_linears
 from frtc.passes.fold_norms import fold_norms
@@ -55,6 +56,7 @@ def pipeline(
         fuse_epilogues(implements),  # after folds: they match bare linears
         fuse_residual_norm(implements),  # after epilogues: only sums that no linear can absorb
         limit_rows,  # after epilogues: the linears are whole; before layout: a view does not say where an axis goes
+        defer_norms(implements, precision),  # after limit_rows, which knows linear and norm; before views hide the readers
         # After limit_rows, which knows the two ops apart. With FP8 alone: it saves a launch for each norm of the loop,
         # and a norm of few rows that waits for the last block of its product takes a microsecond longer than alone.
         *([fuse_linear_norm(implements)] if "fp8" in precision.kinds else []),

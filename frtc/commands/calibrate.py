@@ -15,6 +15,7 @@ from frtc.console import Progress, Result, table
 from frtc.data_options import add_data_options, require_data, wishes
 from frtc.errors import UsageError
 from frtc.options import add_policy_options, choices, policy_options
+from frtc.passes.sites import UNNORMED
 from frtc.policy_options import PolicyOptions
 from frtc.recalibrate import replace_scales
 from frtc.scales import Scales
@@ -86,6 +87,7 @@ def _data(out: Path, found: Calibration) -> dict[str, Any]:
             "sqnr_db": _finite(scales.sqnr(name)),
         }
         for name, site in scales.sites.items()
+        if site.product
     }
     about = {"path": str(out), "device": found.device, "seconds": dict(found.seconds)}
     return about | scales.about() | {"sites": sites, "fallen": scales.fallen()}
@@ -101,13 +103,16 @@ def _text(out: Path, found: Calibration) -> str:
     how = f"{scales.method}, headroom {scales.headroom:g}" if scales.method == "absmax" else scales.method
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found.seconds.items())
     lines = [
-        f"{out}: scales of {len(scales.sites)} sites, {how}",
+        f"{out}: scales of {sum(site.product for site in scales.sites.values())} sites, {how}",
         f"  {scales.samples} of {data['frames']} observations of {data['path']} ({data['kind']}), on {found.device}",
         f"  key {scales.key.digest}",
         table([("program", "sites", "rounds", "least SQNR", "of"), *_programs(scales)]),
     ]
-    if fallen := scales.fallen():
-        lines += ["sites that stay in 16 bits", table(fallen.items())]
+    fallen = scales.fallen()
+    if kept := [(site, why) for site, why in fallen.items() if not site.endswith(UNNORMED)]:
+        lines += ["sites that stay in 16 bits", table(kept)]
+    if kept := [(site.removesuffix(UNNORMED), why) for site, why in fallen.items() if site.endswith(UNNORMED)]:
+        lines += ["sites behind a norm of its own", table(kept)]
     if scales.synthetic:
         lines += ["not a robot's observations, accepted by --allow-synthetic", table([(w,) for w in scales.synthetic])]
     return "\n".join([*lines, f"took {sum(found.seconds.values()):.1f} s: {took}"])
@@ -116,7 +121,7 @@ def _text(out: Path, found: Calibration) -> str:
 def _programs(scales: Scales) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for program in dict.fromkeys(site.program for site in scales.sites.values()):
-        sites = {name: site for name, site in scales.sites.items() if site.program == program}
+        sites = {name: site for name, site in scales.sites.items() if site.program == program and site.product}
         worst = min(sites, key=scales.sqnr)
         rounds = next(iter(sites.values())).rounds
         rows.append((program, str(len(sites)), str(rounds or 1), f"{scales.sqnr(worst):.1f} dB", worst))

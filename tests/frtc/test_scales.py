@@ -21,7 +21,7 @@ from frtc.lowering.ir import Graph, Module, Repeat, Run, Type, input_, tensor, w
 from frtc.models.lora import TENSORS
 from frtc.models.lora_config import CONFIG
 from frtc.scales import HEADROOM, Scales, Site
-from frtc.scales_file import ENTRY, read_scales, require_place, write_scales
+from frtc.scales_file import ENTRY, VERSION, read_scales, require_place, write_scales
 from frtc.scales_key import CHUNK, Key, ir_digest, weight_files, weights_digest
 
 Array = np.ndarray[Any, Any]
@@ -93,6 +93,20 @@ def test_sites_that_fp8_cannot_hold() -> None:
     assert list(scales.fallen()) == ["denoise.out"] and "dB, under 20" in scales.fallen()["denoise.out"]
     zeros = Scales.made(KEY, SITES, rows | {"prefix.q|k": (Histogram.of(np.zeros(9)),)}, 4, {})
     assert zeros.fallen()["prefix.q|k"] == "its samples are all zero" and zeros.of("prefix.q|k") > 0
+
+
+def test_norms_that_quiet_rows_need() -> None:
+    """Rows that differ by little share a scale as well as behind the norm; rows far below the loudest do not."""
+    before = [replace(SITES[0], name=f"prefix.q|k{ending}") for ending in (".unnormed", ".quiet")]
+    rng = np.random.default_rng(0)
+    rows = {"prefix.q|k": (histogram(0),), "prefix.q|k.unnormed": (Histogram.of(100 * rng.standard_normal(100_000)),)}
+
+    def fallen(quiet: float) -> dict[str, str]:
+        quietest = Histogram.of(quiet * rng.standard_normal(5_000))
+        return Scales.made(KEY, (SITES[0], *before), rows | {"prefix.q|k.quiet": (quietest,)}, 4, {}).fallen()
+
+    assert not fallen(100) and not fallen(1)
+    assert list(fallen(1e-3)) == ["prefix.q|k.unnormed"] and "quiet rows" in fallen(1e-3)["prefix.q|k.unnormed"]
 
 
 # --- whose they are ----------------------------------------------------------------------------------------------
@@ -195,7 +209,7 @@ def test_a_scale_that_is_no_positive_number(tmp_path: Path, value: float) -> Non
 
 
 EDITS: dict[str, tuple[str, Callable[[dict[str, Array]], Any], Callable[[dict[str, Any]], Any]]] = {
-    "version": ("scales.version", lambda t: None, lambda a: a.update(version=2)),
+    "version": ("scales.version", lambda t: None, lambda a: a.update(version=VERSION + 1)),
     "no version": ("scales.version", lambda t: None, lambda a: a.pop("version")),
     "a scale": ("scales.format", lambda t: t["scale"].__setitem__(0, 9.0), lambda a: None),
     "two sites exchanged": ("scales.format", lambda t: t.update(scale=np.roll(t["scale"], 1)), lambda a: None),

@@ -145,7 +145,7 @@ FP8 = {
     ),
     "rope behind rms": lambda: ops.linear_rope_qkv(
         x8(5, 24), weight("w8r", Type("e4m3", (16, 24))), None, leaf("c", "f32", 5, 4), leaf("d", "f32", 5, 4), None,
-        weight("a3", Type("f32", (16,))), leaf("x_scale", "f32", 5, 1), heads=0, kv_heads=1, norm="rms", eps=0.5, dtype="bf16",
+        weight("a3", Type("f32", (16,))), X_SCALE, heads=0, kv_heads=1, norm="rms", eps=0.5, dtype="bf16",
     ),
     "rope": lambda: ops.linear_rope_qkv(
         x8(5, 24), weight("w8", Type("e4m3", (16, 24))), None, leaf("c", "f32", 5, 4), leaf("d", "f32", 5, 4), None,

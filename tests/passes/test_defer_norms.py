@@ -1,0 +1,179 @@
+"""defer_norms: products of a value before its norm."""
+
+from __future__ import annotations
+
+import pytest
+
+from frtc.lowering.ir import Node
+from frtc.passes.defer_norms import defer_norms
+from frtc.passes.precision import Precision
+from tests.passes.expect import expect_pass, expect_unchanged
+
+BF16, FP8 = Precision(), Precision("fp8", static=True)
+
+
+def everything(node: Node) -> bool:
+    return True
+
+
+def test_rms() -> None:
+    """The residual stream takes the first result; weights of 16 bits stay as they are."""
+    expect_pass(
+        defer_norms(everything, BF16),
+        fires={"defer_norms": 1},
+        before="""
+        graph g(x: bf16[5,8], r: bf16[5,64]) {
+          @n : f32[64]
+          @v : bf16[48,64]
+          @w : bf16[64,8]
+          %0 = linear(%x, @w, _, %r) : bf16[5,64]
+          %1 = rms_norm(%0, @n, eps=1e-06, offset=1.0) : bf16[5,64]
+          %2 = linear(%1, @v) : bf16[5,48]
+          return s=%0, y=%2
+        }
+        """,
+        after="""
+        graph g(x: bf16[5,8], r: bf16[5,64]) {
+          @n : f32[64]
+          @v : bf16[48,64]
+          @w : bf16[64,8]
+          %0 = linear_moments(%x, @w, _, %r, _, _, _, _, @n, norm=rms, offset=1.0) : (bf16[5,64], f32[5,2], bf16[5,64])
+          %1 = linear(%0.2, @v, _, _, _, _, _, %0.1, eps=1e-06, norm=rms) : bf16[5,48]
+          return s=%0.0, y=%1
+        }
+        """,
+    )
+
+
+def test_ada_in_each_round() -> None:
+    """The shift becomes one bias of each round."""
+    expect_pass(
+        defer_norms(everything, BF16),
+        fires={"defer_norms": 1},
+        before="""
+    graph g(x: bf16[5,8], r: bf16[5,64], g: bf16[64], i: i32[]) {
+      @b : f32[64]
+      @v : bf16[48,64]
+      @scale : f32[5,64]
+      @shift : f32[5,64]
+      @w : bf16[64,8]
+      %0 = linear(%x, @w, @b, %r, %g) : bf16[5,64]
+      %1 = index(@scale, %i) : f32[64]
+      %2 = index(@shift, %i) : f32[64]
+      %3 = ada_rms_norm(%0, %1, %2, eps=1e-06) : bf16[5,64]
+      %4 = gated_linear(%3, @v, act=silu) : bf16[5,24]
+      return s=%0, y=%4
+    }
+    """,
+        after="""
+    graph g(x: bf16[5,8], r: bf16[5,64], g: bf16[64], i: i32[]) {
+      @b : f32[64]
+      @scale : f32[5,64]
+      @shift : f32[5,64]
+      @v : bf16[48,64]
+      @w : bf16[64,8]
+      %0 = index(@scale, %i) : f32[64]
+      %1 = linear_moments(%x, @w, @b, %r, %g, _, _, _, %0, norm=rms, offset=1.0) : (bf16[5,64], f32[5,2], bf16[5,64])
+      %2 = linear(@shift, @v) : f32[5,48]
+      %3 = index(%2, %i) : f32[48]
+      %4 = gated_linear(%1.2, @v, _, _, _, %1.1, _, %3, act=silu, eps=1e-06, norm=rms) : bf16[5,24]
+      return s=%1.0, y=%4
+    }
+    """,
+    )
+
+
+def test_layer() -> None:
+    """Its weights and the mean go into the reader's weights, its shift into the bias."""
+    expect_pass(
+        defer_norms(everything, FP8),
+        fires={"defer_norms": 1},
+        before="""
+        graph g(x: bf16[5,8]) {
+          @a : f32[48]
+          @b : bf16[64]
+          @n : bf16[64]
+          @v : bf16[48,64]
+          @w : bf16[64,8]
+          %0 = linear(%x, @w) : bf16[5,64]
+          %1 = layer_norm(%0, @n, @b, eps=1e-06) : bf16[5,64]
+          %2 = linear(%1, @v, @a, act=gelu_tanh) : bf16[5,48]
+          return y=%2
+        }
+        """,
+        after="""
+        graph g(x: bf16[5,8]) {
+          @a : f32[48]
+          @b : bf16[64]
+          @n : bf16[64]
+          @v : bf16[48,64]
+          @w : bf16[64,8]
+          %0 = linear_moments(%x, @w, norm=layer) : (bf16[5,64], f32[5,4], bf16[5,64])
+          %1 = mul(@v, @n) : f32[48,64]
+          %2 = reduce_mean(%1, axes=[-1]) : f32[48,1]
+          %3 = sub(%1, %2) : bf16[48,64]
+          %4 = linear(@b, @v) : f32[48]
+          %5 = add(%4, @a) : f32[48]
+          %6 = linear(%0.2, %3, %5, _, _, _, _, %0.1, act=gelu_tanh, eps=1e-06, norm=layer) : bf16[5,48]
+          return y=%6
+        }
+        """,
+    )
+
+
+RMS = """
+    graph g(x: bf16[5,8], n: bf16[64]) {
+      @v : bf16[48,64]
+      @w : bf16[64,8]
+      %0 = linear(%x, @w) : bf16[5,64]
+      %1 = rms_norm(%0, %n, eps=1e-06) : bf16[5,64]
+      %2 = linear(%1, @v) : bf16[5,48]
+      return y=%2
+    }
+    """
+LAYER = RMS.replace("rms_norm", "layer_norm")
+ADA = RMS.replace("rms_norm(%0, %n", "ada_rms_norm(%0, %n, %n")
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        (RMS, Precision("w8a16")),
+        (RMS, Precision("fp8")),
+        (RMS, Precision("fp8", static=True, fallen={"v.unnormed": "quiet rows"})),
+        (LAYER.replace("%n", "_"), BF16),
+        (LAYER, FP8),
+        (ADA, FP8),
+        (RMS.replace("y=%2", "y=%2, z=%1"), FP8),
+        (RMS.replace("linear(%1, @v)", "linear(%1, @v, %c)").replace("n: bf16[64]", "n: bf16[64], c: f32[48]"), FP8),
+        (RMS.replace("eps=1e-06", "eps=1e-06, inner=bf16"), FP8),
+    ],
+    ids=[
+        "w8a16", "scales per row", "quiet rows would lose", "a layer_norm in 16 bits", "weights that are computed",
+        "a shift that is computed", "the norm is a result", "a bias that is computed", "a norm that rounds twice",
+    ],
+)  # fmt: skip
+def test_norms_that_stay(text: str, precision: Precision) -> None:
+    expect_unchanged(defer_norms(everything, precision), text)
+
+
+def test_both_ends_need_kernels() -> None:
+    """In FP8 in the form that it will have there, too: one question in four that is refused is enough."""
+    asked: list[Node] = []
+
+    def refused(node: Node) -> bool:
+        asked.append(node)
+        return len(asked) < 4
+
+    expect_unchanged(lambda module: defer_norms(refused, FP8)(module) if not asked else module, RMS)
+    kinds = [(node.op, node.operands[0].dtype) for node in asked]
+    emits = [node.type[-1].dtype for node in asked if isinstance(node.type, tuple)]
+    assert kinds == [("linear_moments", "bf16"), ("linear", "bf16"), ("linear_moments", "bf16"), ("linear", "e4m3")]
+    assert emits == ["bf16", "e4m3"]
+
+
+def test_a_second_reader_in_another_precision() -> None:
+    text = RMS.replace("@v : bf16[48,64]", "@u : bf16[48,64]\n      @v : bf16[48,64]").replace(
+        "return y=%2", "%3 = linear(%1, @u) : bf16[5,48]\n      return y=%2, z=%3"
+    )
+    expect_unchanged(defer_norms(everything, Precision("fp8", keep=("u",), static=True)), text)
