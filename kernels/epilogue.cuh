@@ -172,10 +172,10 @@ struct Epilogue {
 #pragma unroll
         for (int i = 0; i < OUT; ++i) {
             if constexpr (GATED) {
-                result[i] = activate<ACT>(v[2 * i]) * v[2 * i + 1];
+                result[i] = activate<ACT, Out>(v[2 * i]) * v[2 * i + 1];
             } else {
                 if constexpr (!kSame<Bias, None>) v[i] += to_f32(of_columns.bias.at[i]);
-                result[i] = activate<ACT>(v[i]);
+                result[i] = activate<ACT, Out>(v[i]);
                 if constexpr (!kSame<Gate, None>) result[i] *= to_f32(of_row.gate.at[i]);
                 if constexpr (!kSame<Residual, None>) result[i] += to_f32(of_row.residual.at[i]);
             }

@@ -199,11 +199,34 @@ __device__ __forceinline__ float gelu_erf(float x) {
     return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
 }
 
-template <Act ACT>
+// Whether a result of type Out may come of tanh.approx: one operation of the special-function unit instead of two. PTX ISA
+// bounds its relative error by 2^-11, which is 2^-12 |x| in x (1 + tanh(u)) / 2, also where that is near zero. From one
+// number near |x| to the next are 2^-8 |x| and more of bf16, 2^-4 |x| and more of e4m3; f32 promises more (docs/numerics.md).
+template <typename Out>
+inline constexpr bool kRounds = sizeof(Out) <= 2;
+
+// x (1 + tanh(u)) / 2. Saturated: beyond its ends tanh.approx must not exceed 1. NaN passes through x.
+__device__ __forceinline__ float gated_by_tanh(float x, float u) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(u));
+    return x * __saturatef(fmaf(0.5f, y, 0.5f));
+}
+
+__device__ __forceinline__ float silu_coarse(float x) {
+    return gated_by_tanh(x, 0.5f * x);
+}
+
+__device__ __forceinline__ float gelu_tanh_coarse(float x) {
+    constexpr float LINEAR = 0.7978845608028654f, CUBIC = LINEAR * 0.044715f;
+    return gated_by_tanh(x, x * fmaf(CUBIC, x * x, LINEAR));
+}
+
+// As exactly as a result of type Out can show.
+template <Act ACT, typename Out>
 __device__ __forceinline__ float activate(float x) {
-    if constexpr (ACT == Act::gelu_tanh) return gelu_tanh(x);
+    if constexpr (ACT == Act::gelu_tanh) return kRounds<Out> ? gelu_tanh_coarse(x) : gelu_tanh(x);
     if constexpr (ACT == Act::gelu_erf) return gelu_erf(x);
-    if constexpr (ACT == Act::silu) return silu(x);
+    if constexpr (ACT == Act::silu) return kRounds<Out> ? silu_coarse(x) : silu(x);
     return x;
 }
 

@@ -17,98 +17,18 @@
 // four). Order::plain: the four threads exchange their accumulators. Order::whole: N is no multiple of 32; the last tile is
 // plain, by a map of its own, the others are permuted.
 //
-// SPLIT > 1: the blocks of a cluster share K. Columns 8 c .. 8 c + 7 belong to block c % SPLIT, which adds the partial sums
-// in the order of the blocks and stores them. Sums travel in fp32 by st.async, so the result is that of one fixed order.
+// SPLIT > 1: the blocks of a cluster share K. Of each 64 rows the first 64 / SPLIT belong to block 0, the next ones to block
+// 1, .. Each adds the partial sums of its rows in the order of the blocks and stores them, so that whole warps store, and
+// four threads have 32 columns of a row. Sums travel in fp32 by st.async, so the result is that of one fixed order.
 //
 // Weights do not depend on earlier launches: where the first tile is known before `rows` can be read, they are requested
 // before grid_wait().
 #pragma once
 
 #include "epilogue.cuh"
-#include "sm90.cuh"
+#include "sm90_tile.cuh"
 
 namespace frtc {
-
-enum class Parts { rows, columns, turns };
-enum class Order { plain, permuted, whole };
-
-template <int BLOCKS_, int WN_, Parts PARTS_, int WARPGROUPS_, int STAGES_, int SPLIT_, bool PERSISTENT_, bool PAIRED_>
-struct WgmmaTile {
-    static constexpr int BLOCKS = BLOCKS_, WN = WN_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, SPLIT = SPLIT_;
-    static constexpr Parts PARTS = PARTS_;
-    static constexpr bool PERSISTENT = PERSISTENT_, PAIRED = PAIRED_;  // paired: two blocks fit on an SM
-    static constexpr int WM = 64 * BLOCKS, BM = WM * (PARTS == Parts::rows ? WARPGROUPS : 1);
-    static constexpr int BN = WN * (PARTS == Parts::columns ? WARPGROUPS : 1);
-    static constexpr int CONSUMERS = 128 * WARPGROUPS;
-    // Beside several warpgroups a single warp would leave each thread 168 or 128 registers. So the producer is a warpgroup,
-    // too, and gives up most of its share.
-    static constexpr bool UNEVEN = WARPGROUPS > 1;
-    static constexpr int REGISTERS = WARPGROUPS == 1 ? 255 : WARPGROUPS == 2 ? 232 : 152;
-    static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : 56;
-    static constexpr int THREADS = CONSUMERS + (UNEVEN ? 128 : 32);
-    static constexpr int SUMS = BLOCKS * WN / 2;  // registers of a thread
-    static constexpr int ROW = 128, STAGE_BYTES = (BM + BN) * ROW, RING = STAGES * STAGE_BYTES;
-    // What the other blocks of a cluster send: their sums of this block's columns.
-    static constexpr int RECEIVED = SPLIT == 1 ? 0 : (SPLIT - 1) * BM * (BN / SPLIT) * 4;
-    static constexpr int SMEM = 1024 + RING + RECEIVED + 16 * STAGES + 32;
-    static_assert(WN % 32 == 0 && BM <= 256 && BN <= 256, "a box has at most 256 rows");
-    static_assert(SPLIT == 1 || (BN % (8 * SPLIT) == 0 && PARTS == Parts::rows && !PERSISTENT), "every block has columns");
-    static_assert(PARTS != Parts::turns || (PERSISTENT && WARPGROUPS == 2), "two take turns");
-};
-
-// Addresses in shared memory, from a multiple of 1,024 on.
-template <typename TILE>
-struct Ring {
-    u32 tiles, received, full, empty, sums, turns;
-
-    __device__ __forceinline__ explicit Ring(u32 base)
-        : tiles(base), received(base + TILE::RING), full(received + TILE::RECEIVED), empty(full + 8 * TILE::STAGES),
-          sums(empty + 8 * TILE::STAGES), turns(sums + 8) {}
-    __device__ __forceinline__ u32 x(int stage) const { return tiles + stage * TILE::STAGE_BYTES; }
-    __device__ __forceinline__ u32 w(int stage) const { return x(stage) + TILE::BM * TILE::ROW; }
-};
-
-// A place in the ring and the parity of its barriers' phase.
-template <int STAGES>
-struct Place {
-    int stage = 0;
-    u32 parity = 0;
-
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-    __device__ __forceinline__ void skip(int places) {
-        for (stage += places; stage >= STAGES; stage -= STAGES) parity ^= 1;
-    }
-};
-
-// The tiles of a block and the chunks of K that it multiplies, chunks of 128 bytes.
-template <typename TILE>
-struct Work {
-    int first, step, end, tall, chunk, chunks;
-
-    __device__ __forceinline__ Work(int M, int N, int k_chunks, const int* rows) {
-        int live = M;
-        if (rows) live = min(M, *rows - (kSabotage == Sabotage::row_tile ? TILE::BM : 0));
-        tall = (live + TILE::BM - 1) / TILE::BM;
-        if constexpr (TILE::PERSISTENT) {
-            first = blockIdx.x, step = gridDim.x, end = tall * ((N + TILE::BN - 1) / TILE::BN);
-        } else {
-            first = 0, step = 1, end = static_cast<int>(blockIdx.x) < tall;
-        }
-        const int share = TILE::SPLIT == 1 ? 0 : blockIdx.z;
-        chunk = share * k_chunks / TILE::SPLIT;
-        chunks = (share + 1) * k_chunks / TILE::SPLIT - chunk;
-    }
-    __device__ __forceinline__ int m0(int tile) const { return (TILE::PERSISTENT ? tile % tall : blockIdx.x) * TILE::BM; }
-    __device__ __forceinline__ int n0(int tile) const { return (TILE::PERSISTENT ? tile / tall : blockIdx.y) * TILE::BN; }
-};
-
-// Whether the rows of w that begin at n0 are handed over in the other order.
-template <typename TILE, Order ORDER>
-__device__ __forceinline__ bool permuted(int n0, int N) {
-    return ORDER == Order::permuted || (ORDER == Order::whole && n0 + TILE::BN <= N);
-}
 
 template <typename TILE, typename T, Order ORDER>
 __device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap& x, const TensorMap& w,
@@ -268,35 +188,33 @@ __device__ __forceinline__ void store_tile(const WgmmaSums<TILE>& acc, const EPI
     }
 }
 
-// Where the sums of eight columns of a row lie in the block they belong to: the block's own columns, one behind the other,
-// for each sender. Threads that read together read one row's 16 bytes beside the next row's.
+// Where half of the sums of eight columns of a row lie in the block they belong to, for each sender: the lanes of a warp
+// read 16 bytes each, side by side.
 template <typename TILE>
-__device__ __forceinline__ u32 received_at(u32 base, int sender, int row, int column, int quarter) {
-    const int group = column / 8 / TILE::SPLIT;
-    return base + ((sender * (TILE::BN / 8 / TILE::SPLIT) + group) * 2 + quarter) * (TILE::BM * 16) + row * 16;
+__device__ __forceinline__ u32 received_at(u32 base, int sender, int row, int column, int half) {
+    const int own = row / 64 * TILE::OWN + row % TILE::OWN, plane = (sender * (TILE::BN / 32) + column / 32) * 2 + half;
+    return base + (plane * (TILE::BM / TILE::SPLIT) + own) * 64 + column / 8 % 4 * 16;
 }
 
-// Whether all columns of a thread belong to one block: no branch a unit. (Threads that exchange sums do it together.)
-template <typename TILE, bool PERMUTED>
-inline constexpr bool kOneOwner = PERMUTED && TILE::SPLIT <= 4;
-
+// The block of the cluster that a row of the tile belongs to. Of what a warp holds: OWNERS blocks, unit by unit in turn.
 template <typename TILE>
-__device__ __forceinline__ int owner_of(int column) {
-    return column / 8 % TILE::SPLIT;
+__device__ __forceinline__ int owner_of(int row) {
+    return row % 64 / TILE::OWN;
 }
 
-// Sends the sums of columns that belong to other blocks of the cluster.
+// Sends the sums of rows that belong to other blocks of the cluster.
 template <typename TILE, bool PERMUTED>
 __device__ __forceinline__ void send_sums(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, int m0, int M) {
     const Eights<TILE> units;
     const int rank = blockIdx.z;
-    if (kOneOwner<TILE, PERMUTED> && owner_of<TILE>(units.column0) == rank) return;
+    if (TILE::OWNERS == 1 && owner_of<TILE>(units.row0) == rank) return;
 #pragma unroll
     for (int u = 0; u < Eights<TILE>::COUNT; ++u) {
+        const int row = units.row(u), column = units.column(u), owner = owner_of<TILE>(row);
+        if (TILE::OWNERS > 1 && owner == rank) continue;
         float v[8];
         Eights<TILE>::template get<PERMUTED>(v, acc, u);
-        const int row = units.row(u), column = units.column(u), owner = owner_of<TILE>(column);
-        if ((!kOneOwner<TILE, PERMUTED> && owner == rank) || m0 + row >= M) continue;
+        if (m0 + row >= M) continue;
         const u32 there = cluster_address(ring.received, owner), barrier = cluster_address(ring.sums, owner);
         const int sender = rank < owner ? rank : rank - 1;
         store_async(received_at<TILE>(there, sender, row, column, 0), barrier, v[0], v[1], v[2], v[3]);
@@ -304,15 +222,15 @@ __device__ __forceinline__ void send_sums(const WgmmaSums<TILE>& acc, const Ring
     }
 }
 
-// Stores this block's own columns once the sums of the other blocks are there.
+// Stores this block's own rows once the sums of the other blocks are there.
 template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
 __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0,
                                            int n0) {
     constexpr int COUNT = Eights<TILE>::COUNT, AHEAD = kAhead<TILE, EPILOGUE, VECTORS, COUNT>;  // while the sums travel
     const Eights<TILE> units;
     const int rank = blockIdx.z;
-    if (kOneOwner<TILE, PERMUTED> && owner_of<TILE>(units.column0) != rank) return;
-    const auto mine = [&](int u) { return kOneOwner<TILE, PERMUTED> || owner_of<TILE>(units.column(u)) == rank; };
+    if (owner_of<TILE>(units.row0) / TILE::OWNERS != rank / TILE::OWNERS) return;
+    const auto mine = [&](int u) { return u % TILE::OWNERS == rank % TILE::OWNERS; };
     const auto row_of = [&](int u) { return epilogue.template row_at<VECTORS>(m0 + units.row(u), n0 + units.column(u)); };
     typename EPILOGUE::Row rows[AHEAD ? AHEAD : 1];
 #pragma unroll
@@ -322,21 +240,21 @@ __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Rin
     barrier_wait(ring.sums, 0);
 #pragma unroll
     for (int u = 0; u < COUNT; ++u) {
-        float own[8], sum[8] = {};
-        Eights<TILE>::template get<PERMUTED>(own, acc, u);
         typename EPILOGUE::Row of_row = rows[AHEAD ? u % AHEAD : 0];
         if (AHEAD && u + AHEAD < COUNT && mine(u + AHEAD)) rows[u % AHEAD] = row_of(u + AHEAD);
         if (!mine(u)) continue;
         if constexpr (!AHEAD) of_row = row_of(u);
+        float own[8], sum[8] = {};
+        Eights<TILE>::template get<PERMUTED>(own, acc, u);
         const int row = units.row(u), column = units.column(u);
 #pragma unroll
         for (int block = 0; block < TILE::SPLIT; ++block) {
             const int sender = block < rank ? block : block - 1;
 #pragma unroll
-            for (int q = 0; q < 2; ++q) {
-                const float4 four = block == rank ? make_float4(own[4 * q], own[4 * q + 1], own[4 * q + 2], own[4 * q + 3])
-                                                  : load_shared_f32x4(received_at<TILE>(ring.received, sender, row, column, q));
-                sum[4 * q] += four.x, sum[4 * q + 1] += four.y, sum[4 * q + 2] += four.z, sum[4 * q + 3] += four.w;
+            for (int h = 0; h < 2; ++h) {
+                const float4 four = block == rank ? make_float4(own[4 * h], own[4 * h + 1], own[4 * h + 2], own[4 * h + 3])
+                                                  : load_shared_f32x4(received_at<TILE>(ring.received, sender, row, column, h));
+                sum[4 * h] += four.x, sum[4 * h + 1] += four.y, sum[4 * h + 2] += four.z, sum[4 * h + 3] += four.w;
             }
         }
         epilogue.template store<VECTORS>(m0 + row, n0 + column, sum, epilogue.template columns_at<VECTORS>(n0 + column),
@@ -378,7 +296,9 @@ __device__ __forceinline__ void init_barriers(const Ring<TILE>& ring, int m0, in
     barrier_init(ring.turns, 1), barrier_init(ring.turns + 8, 1);
     barrier_init_fence();
     if constexpr (TILE::SPLIT > 1) {
-        barrier_expect(ring.sums, (TILE::SPLIT - 1) * min(M - m0, TILE::BM) * (TILE::BN / TILE::SPLIT) * 4);
+        const int present = min(M - m0, TILE::BM), of_last = present % 64 - static_cast<int>(blockIdx.z) * TILE::OWN;
+        const int own = present / 64 * TILE::OWN + max(0, min(of_last, TILE::OWN));
+        barrier_expect(ring.sums, (TILE::SPLIT - 1) * own * TILE::BN * 4);  // 0: the barrier is passed at once
     }
 }
 

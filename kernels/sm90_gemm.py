@@ -136,7 +136,7 @@ class Tile:
     @property
     def received(self) -> int:
         """Bytes of partial sums from the other blocks of a cluster."""
-        return (self.split - 1) * self.bm * (self.bn // self.split) * 4
+        return (self.split - 1) * (self.bm // self.split) * self.bn * 4
 
     @property
     def ring(self) -> int:
@@ -209,7 +209,7 @@ def tiles_of(p: Product, target: Target) -> list[Tile]:
 def _fitted(tile: Tile, p: Product, target: Target) -> Tile | None:
     """With as many stages as fit and are of use; None where those are too few."""
     if tile.split > 1 and (tile.parts != "rows" or tile.bn % (8 * tile.split)):
-        return None  # each block of a cluster stores columns of its own
+        return None  # so few columns for so many blocks: sums would travel for longer than their products take
     if tile.split > 1 and tile.blocks * tile.wn >= 192:
         return None  # 96 accumulators leave too few registers for the sums of others: ptxas spills
     room = min(target.smem_per_block, target.smem_per_sm // 2 - KiB if p.m <= FEW_ROWS else target.smem_per_block)
