@@ -19,6 +19,7 @@ MODULES = [
     "sm90_gemm",
     "sm90_rope_gemm",
     "sm90_finish_gemm",
+    "sm90_moments_gemm",
     "sm90_attention",
     "sm90_attention_split",
     "smxx_gemm",

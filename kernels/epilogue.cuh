@@ -1,8 +1,8 @@
 // What a product of matrices does with its fp32 accumulators before the one rounding of the result.
 //
 //   linear         y = residual + gate * act(acc + bias)      bias [N], gate [N] or [M, N], residual [M, N]
-//   gated_linear   y[:, i] = act(acc[:, 2i]) * acc[:, 2i+1]   rows of w interleaved gate, up
-//   with scales    acc *= x_scale [M, 1], then acc *= alpha ([N] or one), both fp32, before all else
+//   gated_linear   y[:, i] = act(acc[:, 2i]) * acc[:, 2i+1]   rows of w interleaved gate, up; bias [2F] added before
+//   with scales    acc *= row factors (row_factors.cuh), then acc *= alpha ([N] or one), fp32, before all else
 //   e4m3 results   round(y * inv), saturating at 448; inv is one fp32 number
 //
 // Every absent operand has the type None and costs nothing. Operand types are free; arithmetic is in fp32.
@@ -23,27 +23,31 @@
 //                                        threads have ended or are about to. The block's dynamic shared memory is free,
 //                                        behind a barrier. Blocks that store nothing (early shares of split K) do not come
 //   BLOCKS                               may be absent: __launch_bounds__'s least number of blocks on an SM
+//   FOUND, find<ROWS>(memory, row, barrier)   may be absent: where FOUND, 128 threads call it behind grid_wait(), before they
+//                                        store ROWS rows from `row` on, with room for ROWS floats in shared memory
 #pragma once
 
 #include "numeric.cuh"
+#include "row_factors.cuh"
+#include "sabotage.cuh"
 #include "vector.cuh"
 
 namespace frtc {
 
 struct None {};
 
-// A defect to compile in, so that a test can prove that it would notice: -DFRTC_SABOTAGE=last_k_tile
-enum class Sabotage { none, last_k_tile, neighbour_gate, neighbour_scale, row_tile };
-#ifndef FRTC_SABOTAGE
-#define FRTC_SABOTAGE none
-#endif
-inline constexpr Sabotage kSabotage = Sabotage::FRTC_SABOTAGE;
-
 // 0 leaves it to ptxas, which spills now and then so that one more block fits.
 template <typename EPILOGUE>
 constexpr int least_blocks() {
     if constexpr (requires { EPILOGUE::BLOCKS; }) return EPILOGUE::BLOCKS;
     return 0;
+}
+
+// Whether an epilogue finds factors of rows before it stores them.
+template <typename EPILOGUE>
+constexpr bool finds_factors() {
+    if constexpr (requires { EPILOGUE::FOUND; }) return EPILOGUE::FOUND;
+    return false;
 }
 
 // Whether groups of N elements in rows of stride `ld` can be moved as vectors.
@@ -84,48 +88,53 @@ __device__ __forceinline__ void hold(Held<T, N>& held, const T* p, long long at,
 enum class Alpha { none, one, each };
 
 template <typename Out, typename Bias, typename Residual, typename Gate, Act ACT, bool GATED, Alpha ALPHA = Alpha::none,
-          bool X_SCALE = false, bool WHOLE_ = false>
+          typename FACTORS = NoFactors, bool WHOLE_ = false>
 struct Epilogue {
     static constexpr int IN = 8;                  // accumulators of one row per call
     static constexpr int OUT = GATED ? 4 : 8;     // results of one row per call
-    static constexpr bool SCALED_OUT = sizeof(Out) == 1, WHOLE = WHOLE_;
+    static constexpr bool SCALED_OUT = sizeof(Out) == 1, WHOLE = WHOLE_, FOUND = RowFactors<FACTORS>::FOUND;
 
     const Bias* bias;
     const Residual* residual;  // may alias y: each element that is used is read by the thread that writes it
     const Gate* gate;
     const float* alpha;
-    const float* x_scale;
+    RowFactors<FACTORS> factors;
     Out* y;
-    int rows, columns, accumulators;             // of y, and columns of the product
-    int ld_residual, ld_gate, ld_x_scale, ld_y;  // elements; 0: one row for all
+    int rows, columns, accumulators;  // of y, and columns of the product
+    int ld_residual, ld_gate, ld_y;   // elements; 0: one row for all
     float alpha_one, inv;
     bool vectors;
 
     __device__ __forceinline__ Epilogue(int m, int n, int batch, const Bias* bias, const Residual* residual, const Gate* gate,
                                         const float* alpha, const float* x_scale, const float* inv, Out* y, int ld_residual,
                                         int ld_gate, int ld_x_scale, int ld_y, long long batch_residual, long long batch_gate,
-                                        long long batch_x_scale, long long batch_y)
+                                        long long batch_x_scale, long long batch_y, float eps = 0.0f)
         : bias(bias), residual(at(residual, batch * batch_residual)), gate(at(gate, batch * batch_gate)), alpha(alpha),
-          x_scale(X_SCALE ? x_scale + batch * batch_x_scale : nullptr), y(y + batch * batch_y), rows(m),
-          columns(GATED ? n / 2 : n), accumulators(n), ld_residual(ld_residual), ld_gate(ld_gate), ld_x_scale(ld_x_scale),
-          ld_y(ld_y), alpha_one(ALPHA == Alpha::one ? *alpha : 1.0f), inv(SCALED_OUT ? *inv : 1.0f),
-          vectors(WHOLE || (vectors_ok<OUT>(bias, 0) && vectors_ok<OUT>(this->residual, ld_residual) &&
+          factors(x_scale + batch * batch_x_scale, ld_x_scale, m, eps), y(y + batch * batch_y), rows(m),
+          columns(GATED ? n / 2 : n), accumulators(n), ld_residual(ld_residual), ld_gate(ld_gate), ld_y(ld_y),
+          alpha_one(ALPHA == Alpha::one ? *alpha : 1.0f), inv(SCALED_OUT ? *inv : 1.0f),
+          vectors(WHOLE || (vectors_ok<IN>(bias, 0) && vectors_ok<OUT>(this->residual, ld_residual) &&
                             vectors_ok<OUT>(this->gate, ld_gate) && vectors_ok<OUT>(this->y, ld_y) &&
                             (ALPHA != Alpha::each || vectors_ok<IN>(alpha, 0)))) {}
 
     struct Columns {
         Held<float, ALPHA == Alpha::each ? IN : 0> alpha;
-        Held<Bias, kSame<Bias, None> ? 0 : OUT> bias;
+        Held<Bias, kSame<Bias, None> ? 0 : IN> bias;
     };
     struct Row {
         Held<Residual, kSame<Residual, None> ? 0 : OUT> residual;
         Held<Gate, kSame<Gate, None> ? 0 : OUT> gate;
-        Held<float, X_SCALE ? 1 : 0> x_scale;
+        typename RowFactors<FACTORS>::Held factor;
     };
 
     __device__ __forceinline__ bool whole() const { return WHOLE || (vectors && accumulators % IN == 0); }
 
     __device__ __forceinline__ bool exists(int row, int column) const { return row < rows && column < accumulators; }
+
+    template <int ROWS>
+    __device__ __forceinline__ void find(float* memory, int row, int barrier) {
+        factors.template find<ROWS>(memory, row, barrier);
+    }
 
     // VECTORS: what lies beyond the edges is read from inside them, and not stored. Without a branch around each group the
     // instructions of several run side by side.
@@ -134,7 +143,7 @@ struct Epilogue {
         Columns found;
         if constexpr (VECTORS) column = min(column, accumulators - IN);
         hold<VECTORS>(found.alpha, alpha, column, accumulators - column);
-        hold<VECTORS>(found.bias, bias, column, columns - column);
+        hold<VECTORS>(found.bias, bias, column, accumulators - column);
         return found;
     }
 
@@ -148,10 +157,9 @@ struct Epilogue {
         }
         const int left = columns - column;
         const int gate_row = kSabotage == Sabotage::neighbour_gate && row > 0 ? row - 1 : row;
-        const int scale_row = kSabotage == Sabotage::neighbour_scale && row > 0 ? row - 1 : row;
         hold<VECTORS>(found.residual, residual, static_cast<long long>(row) * ld_residual + column, left);
         hold<VECTORS>(found.gate, gate, static_cast<long long>(gate_row) * ld_gate + column, left);
-        if constexpr (X_SCALE) found.x_scale.at[0] = x_scale[static_cast<long long>(scale_row) * ld_x_scale];
+        found.factor = factors.hold(row);
         return found;
     }
 
@@ -161,26 +169,8 @@ struct Epilogue {
         const int first = GATED ? column / 2 : column;
         const bool stored = exists(row, column);
         if (!VECTORS && !stored) return;
-        float v[IN], result[OUT];
-#pragma unroll
-        for (int i = 0; i < IN; ++i) {
-            v[i] = acc[i];
-            if constexpr (X_SCALE) v[i] *= of_row.x_scale.at[0];
-            if constexpr (ALPHA == Alpha::each) v[i] *= of_columns.alpha.at[i];
-            if constexpr (ALPHA == Alpha::one) v[i] *= alpha_one;
-        }
-#pragma unroll
-        for (int i = 0; i < OUT; ++i) {
-            if constexpr (GATED) {
-                result[i] = activate<ACT, Out>(v[2 * i]) * v[2 * i + 1];
-            } else {
-                if constexpr (!kSame<Bias, None>) v[i] += to_f32(of_columns.bias.at[i]);
-                result[i] = activate<ACT, Out>(v[i]);
-                if constexpr (!kSame<Gate, None>) result[i] *= to_f32(of_row.gate.at[i]);
-                if constexpr (!kSame<Residual, None>) result[i] += to_f32(of_row.residual.at[i]);
-            }
-            if constexpr (SCALED_OUT) result[i] *= inv;
-        }
+        float result[OUT];
+        results(result, row, acc, of_columns, of_row);
         Out* const to = y + static_cast<long long>(row) * ld_y + first;
         if constexpr (VECTORS) {
             if (stored) store_f32(to, result);
@@ -189,6 +179,31 @@ struct Epilogue {
             for (int i = 0; i < OUT; ++i) {
                 if (first + i < columns) to[i] = from_f32<Out>(result[i]);
             }
+        }
+    }
+
+    // What store() rounds.
+    __device__ __forceinline__ void results(float (&result)[OUT], int row, const float (&acc)[IN], const Columns& of_columns,
+                                            const Row& of_row) const {
+        const float factor = factors.of(row, of_row.factor);
+        float v[IN];
+#pragma unroll
+        for (int i = 0; i < IN; ++i) {
+            v[i] = acc[i] * factor;
+            if constexpr (ALPHA == Alpha::each) v[i] *= of_columns.alpha.at[i];
+            if constexpr (ALPHA == Alpha::one) v[i] *= alpha_one;
+            if constexpr (!kSame<Bias, None>) v[i] += to_f32(of_columns.bias.at[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < OUT; ++i) {
+            if constexpr (GATED) {
+                result[i] = activate<ACT, Out>(v[2 * i]) * v[2 * i + 1];
+            } else {
+                result[i] = activate<ACT, Out>(v[i]);
+                if constexpr (!kSame<Gate, None>) result[i] *= to_f32(of_row.gate.at[i]);
+                if constexpr (!kSame<Residual, None>) result[i] += to_f32(of_row.residual.at[i]);
+            }
+            if constexpr (SCALED_OUT) result[i] *= inv;
         }
     }
 

@@ -1,7 +1,7 @@
 // What linear_rope_qkv does with its fp32 accumulators: heads of q and k turn by the position of their row, and every
 // head is stored where its reader wants it.
 //
-//   x = x_scale * alpha * acc + bias      [M, (heads + 2 kv_heads) D]: q, k, v; each factor or summand may be absent
+//   x = factor * alpha * acc + bias       [M, (heads + 2 kv_heads) D]: q, k, v; factor of the row; each may be absent
 //   q, k   columns 2i and 2i + 1 of a head are the elements x1 = i and x2 = i + D/2:
 //          y1 = x1 cos - x2 sin,  y2 = x2 cos + x1 sin      cos, sin [M, D/2]
 //   v      columns are elements
@@ -15,18 +15,19 @@
 
 namespace frtc {
 
-template <typename Out, typename Bias, typename Angle, int D, Alpha ALPHA, bool X_SCALE, bool WHOLE_>
+template <typename Out, typename Bias, typename Angle, int D, Alpha ALPHA, typename FACTORS, bool WHOLE_>
 struct RopeEpilogue {
     static_assert(D % 16 == 0, "a group of columns lies in one head");
     static constexpr int IN = 8, PAIRS = IN / 2;
-    static constexpr bool WHOLE = WHOLE_;  // heads are groups of 16 columns
+    static constexpr bool WHOLE = WHOLE_, FOUND = RowFactors<FACTORS>::FOUND;  // whole: heads are groups of 16 columns
 
     const Bias* bias;
     const Angle *cos, *sin;
-    const float *alpha, *x_scale;
+    const float* alpha;
+    RowFactors<FACTORS> factors;
     Out *q, *k, *v;
-    int rows, columns, heads, turned;        // of the product; heads of q, of q and k
-    int ld_cos, ld_sin, ld_x_scale;          // elements from row to row
+    int rows, columns, heads, turned;  // of the product; heads of q, of q and k
+    int ld_cos, ld_sin;                // elements from row to row
     int q_head, q_row, k_head, k_row, v_head, v_row;
     float alpha_one;
     bool vectors;
@@ -34,9 +35,9 @@ struct RopeEpilogue {
     __device__ __forceinline__ RopeEpilogue(int m, int n, int, const Bias* bias, const Angle* cos, const Angle* sin,
                                             const float* alpha, const float* x_scale, Out* q, Out* k, Out* v, int heads,
                                             int kv_heads, int ld_cos, int ld_sin, int ld_x_scale, int q_head, int q_row,
-                                            int k_head, int k_row, int v_head, int v_row)
-        : bias(bias), cos(cos), sin(sin), alpha(alpha), x_scale(x_scale), q(q), k(k), v(v), rows(m), columns(n), heads(heads),
-          turned(heads + kv_heads), ld_cos(ld_cos), ld_sin(ld_sin), ld_x_scale(ld_x_scale), q_head(q_head), q_row(q_row),
+                                            int k_head, int k_row, int v_head, int v_row, float eps = 0.0f)
+        : bias(bias), cos(cos), sin(sin), alpha(alpha), factors(x_scale, ld_x_scale, m, eps), q(q), k(k), v(v), rows(m),
+          columns(n), heads(heads), turned(heads + kv_heads), ld_cos(ld_cos), ld_sin(ld_sin), q_head(q_head), q_row(q_row),
           k_head(k_head), k_row(k_row), v_head(v_head), v_row(v_row), alpha_one(ALPHA == Alpha::one ? *alpha : 1.0f),
           vectors(WHOLE || (vectors_ok<IN>(bias, 0) && vectors_ok<PAIRS>(cos, ld_cos) && vectors_ok<PAIRS>(sin, ld_sin) &&
                             (ALPHA != Alpha::each || vectors_ok<IN>(alpha, 0)) && vectors_ok<PAIRS>(q, q_head | q_row) &&
@@ -48,11 +49,16 @@ struct RopeEpilogue {
     };
     struct Row {
         Held<Angle, PAIRS> cos, sin;
-        float x_scale;
+        typename RowFactors<FACTORS>::Held factor;
     };
 
     __device__ __forceinline__ bool whole() const { return vectors; }
     __device__ __forceinline__ bool exists(int row, int column) const { return row < rows && column < columns; }
+
+    template <int ROWS>
+    __device__ __forceinline__ void find(float* memory, int row, int barrier) {
+        factors.template find<ROWS>(memory, row, barrier);
+    }
 
     template <bool VECTORS>
     __device__ __forceinline__ Columns columns_at(int column) const {
@@ -75,7 +81,7 @@ struct RopeEpilogue {
         } else if (row >= rows || column >= columns) {
             return found;
         }
-        if constexpr (X_SCALE) found.x_scale = x_scale[static_cast<long long>(row) * ld_x_scale];
+        found.factor = factors.hold(row);
         if (!VECTORS && column / D >= turned) return found;
 #ifdef FRTC_SABOTAGE_NEIGHBOUR_ANGLE
         const long long position = row > 0 ? row - 1 : row;
@@ -94,10 +100,11 @@ struct RopeEpilogue {
         if (!VECTORS && !stored) return;
         const int head = column / D, at = column % D;
         const long long r = row;
+        const float factor = factors.of(row, of_row.factor);
         float x[IN];
 #pragma unroll
         for (int i = 0; i < IN; ++i) {
-            x[i] = X_SCALE ? acc[i] * of_row.x_scale : acc[i];
+            x[i] = acc[i] * factor;
             if constexpr (ALPHA == Alpha::each) x[i] *= of_columns.alpha.at[i];
             if constexpr (ALPHA == Alpha::one) x[i] *= alpha_one;
             if constexpr (!kSame<Bias, None>) x[i] += to_f32(of_columns.bias.at[i]);

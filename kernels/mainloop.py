@@ -40,6 +40,7 @@ class Mainloop:
 
     header     what the names of its device files begin with
     together   whether all blocks that store are on SMs at once, so that they can wait for each other
+    moments    whether threads that store find factors of their rows first (row_factors.cuh)
     """
 
     family: str
@@ -52,3 +53,4 @@ class Mainloop:
     scratch: Callable[[Product, Any], int]
     counters: Callable[[Product, Any], int]
     together: Callable[[Product, Any, Target], bool] = lambda p, tile, target: False
+    moments: bool = False

@@ -14,7 +14,7 @@ EPILOGUE_TYPES = ("f32", "bf16", "f16")
 # Places of the optional operands in a site; x and w are 0 and 1.
 PLACES: Mapping[str, Mapping[str, int]] = {
     "linear": {"bias": 2, "residual": 3, "gate": 4, "rows": 5, "alpha": 6, "x_scale": 7, "inv": 8},
-    "gated_linear": {"up": 2, "rows": 3, "alpha": 4, "x_scale": 5, "inv": 6},
+    "gated_linear": {"up": 2, "rows": 3, "alpha": 4, "x_scale": 5, "inv": 6, "bias": 7},
 }
 GROUP = 8  # columns that an epilogue takes at once
 UNALIGNED = "an operand of the product starts at no multiple of 16 bytes"
@@ -49,7 +49,7 @@ class Product:
 
     rows      place in the site of the i32 that counts the rows of y (of each batch) that are specified
     alpha     fp32 factors of the columns of the product, ld 1, or one for all, ld 0
-    x_scale   fp32 factors of the rows
+    x_scale   fp32 factors of the rows; with a norm moments of x's rows, which make up for it: row_factors.cuh
     inv       fp32 factor of an e4m3 result
     whole     groups of eight columns exist or do not, and all that the epilogue reads and writes moves as vectors
     """
@@ -72,6 +72,9 @@ class Product:
     x_scale: Matrix | None = None
     inv: Matrix | None = None
     whole: bool = False
+    norm: str = "none"
+    eps: float = 0.0
+    moments_at_once: int = 1  # that one load brings
 
     @property
     def flops(self) -> float:
@@ -95,10 +98,15 @@ class Product:
             self.y.cuda,
             *(extra.cuda if extra else "frtc::None" for extra in (self.bias, self.residual, self.gate)),
         ]
-        flags = (self.gated, self.x_scale is not None, self.whole)
-        gated, x_scale, whole = (str(flag).lower() for flag in flags)
+        gated, whole = (str(flag).lower() for flag in (self.gated, self.whole))
         alpha = f"frtc::Alpha::{'none' if self.alpha is None else 'each' if self.alpha.ld else 'one'}"
-        return f"frtc::Epilogue<{', '.join(types)}, frtc::Act::{self.act}, {gated}, {alpha}, {x_scale}, {whole}>"
+        return f"frtc::Epilogue<{', '.join(types)}, frtc::Act::{self.act}, {gated}, {alpha}, {self.factors()}, {whole}>"
+
+    def factors(self) -> str:
+        """The C++ type of the factors of rows."""
+        if self.norm != "none":
+            return f"frtc::MomentFactors<{self.k}, {str(self.norm == 'layer').lower()}, {self.moments_at_once}>"
+        return "frtc::NoFactors" if self.x_scale is None else "frtc::GivenFactors"
 
     def params(self) -> tuple[Param, ...]:
         """The first parameters of a kernel: x, w, rows, M, N, K, row strides of x and w, batch strides of x and w."""
@@ -112,7 +120,7 @@ class Product:
 
     def arguments(self) -> tuple[Argument, ...]:
         """The last parameters of a kernel, which its epilogue takes (epilogue.cuh): pointers to bias, residual, gate,
-        alpha, x_scale, inv, y, row strides of residual, gate, x_scale, y, batch strides of the same."""
+        alpha, x_scale, inv, y, row strides of residual, gate, x_scale, y, batch strides of the same; of a norm eps."""
         typed = [(matrix, matrix.cuda if matrix else "frtc::None") for matrix in (self.bias, self.residual, self.gate)]
         typed += [(matrix, "float") for matrix in (self.alpha, self.x_scale, self.inv)]  # the type also where absent
         strided = (self.residual, self.gate, self.x_scale, self.y)
@@ -121,7 +129,12 @@ class Product:
             Argument(f"{self.y.cuda}*", Param("result", self.y.index)),
             *(Argument("int", Param("i32", matrix.ld if matrix else 0)) for matrix in strided),
             *(Argument("long long", Param("i64", matrix.batch if matrix else 0)) for matrix in strided),
+            *self.eps_argument(),
         )
+
+    def eps_argument(self) -> tuple[Argument, ...]:
+        """The last of an epilogue's, where there is a norm."""
+        return () if self.norm == "none" else (Argument("float", Param("f32", self.eps)),)
 
 
 def types_of(arguments: Sequence[Argument]) -> str:
@@ -133,8 +146,12 @@ def params_of(arguments: Sequence[Argument]) -> tuple[Param, ...]:
     return tuple(argument.param for argument in arguments)
 
 
-def epilogue_refuses(p: Product) -> str:
-    """Why epilogue.cuh has no such epilogue, or ""."""
+def epilogue_refuses(p: Product, moments: bool = False) -> str:
+    """Why epilogue.cuh has no such epilogue, or "". moments: whether the mainloop has threads find factors of rows."""
+    if p.norm != "none" and not moments:
+        return f"x_scale has moments of x's rows (norm {p.norm}), which this kernel makes no factors of"
+    if p.norm == "layer" and p.moments_at_once == 1:
+        return "pairs of moments are not at multiples of 8 bytes"
     for matrix in (p.bias, p.residual, p.gate, p.y):
         if matrix and matrix.dtype not in EPILOGUE_TYPES and not (matrix is p.y and p.inv and p.y.dtype == "e4m3"):
             return f"the epilogue has no {matrix.dtype}" + (" without inv" if matrix.dtype == "e4m3" else "")
@@ -167,15 +184,17 @@ def _linear(site: Site) -> Product | str:
     if split is None:
         return f"rows of {', '.join(strides)} with leading axes {lead} and strides {strides} are not evenly spaced"
     wide = {"b" if name == "bias" else name: extras[name] for name in ("bias", "residual", "gate") if name in extras}
-    if narrow := [name for name, operand in wide.items() if operand.shape[-1:] != (out,)]:
+    widths = {"b": w.shape[0]}  # of a gated product both halves have one
+    if narrow := [name for name, operand in wide.items() if operand.shape[-1:] != (widths.get(name, out),)]:
         return f"{', '.join(narrow)} repeats along the last axis"
-    columns = {"alpha": extras["alpha"]} if "alpha" in extras else {}
+    columns = {name: extras[name] for name in ("alpha", "x_scale") if name in extras}
     if spread := _not_contiguous({"x": x, "w": w, "y": y, **wide, **columns}):
         return spread
     batch, m, steps = split
     places: dict[str, int] = {"x": 0, "y": 0, **PLACES[site.op]}
     found = {name: Matrix(places[name], rows[name].dtype, *step) for name, step in zip(strides, steps, strict=True)}
-    vectors = [y, *(extras[name] for name in ("bias", "residual", "gate") if name in extras), *columns.values()]
+    vectors = [y, *(extras[name] for name in ("bias", "residual", "gate", "alpha") if name in extras)]
+    norm = str(site.attrs.get("norm", "none"))
     for name in {"bias", "alpha", "inv"} & extras.keys():
         each = name == "alpha" and extras[name].shape[-1:] == (w.shape[0],)
         found[name] = Matrix(places[name], extras[name].dtype, int(each), 0)
@@ -184,7 +203,17 @@ def _linear(site: Site) -> Product | str:
         found["x"], Matrix(1, w.dtype, _step(w, 0), 0), found.get("bias"), found.get("residual"), found.get("gate"),
         found["y"], _rows(site, m), found.get("alpha"), found.get("x_scale"), found.get("inv"),
         w.shape[0] % GROUP == 0 and all(map(moves_as_vectors, vectors)),
+        norm, float(site.attrs.get("eps", 0.0)), 1 if norm == "none" else _at_once(extras["x_scale"]),
     )  # fmt: skip
+
+
+def _at_once(moments: Operand) -> int:
+    """Elements of every row that one load brings: at multiples of their size, and the row is a multiple of them."""
+    steps = [
+        moments.shape[-1],
+        *(step for extent, step in zip(moments.shape[:-1], moments.strides[:-1], strict=True) if extent > 1),
+    ]
+    return next(n for n in (4, 2, 1) if n == 1 or (moments.aligned and not any(step % n for step in steps)))
 
 
 def _extras(site: Site) -> dict[str, Operand]:

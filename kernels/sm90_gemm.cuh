@@ -165,7 +165,7 @@ template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
 __device__ __forceinline__ void store_tile(const WgmmaSums<TILE>& acc, const EPILOGUE& epilogue, int m0, int n0) {
     using Units = Eights<TILE>;
     constexpr int AHEAD = kAhead<TILE, EPILOGUE, VECTORS, 6>;
-    constexpr bool APART = AHEAD == 0 && sizeof(typename EPILOGUE::Row) > 4;
+    constexpr bool APART = AHEAD == 0 && (sizeof(typename EPILOGUE::Row) > 4 || finds_factors<EPILOGUE>());
     const Units units;
     const auto row_of = [&](int u) { return epilogue.template row_at<VECTORS>(m0 + units.row(u), n0 + units.column(u)); };
     typename EPILOGUE::Row rows[AHEAD ? AHEAD : 1];
@@ -262,6 +262,16 @@ __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Rin
     }
 }
 
+// Before a tile is stored: what the epilogue wants to know of the rows of this warpgroup.
+template <typename TILE, typename EPILOGUE>
+__device__ __forceinline__ void find_factors(EPILOGUE& epilogue, int m0) {
+    if constexpr (finds_factors<EPILOGUE>()) {
+        __shared__ float factors[TILE::WARPGROUPS][TILE::WM];
+        const int group = threadIdx.x / 128;
+        epilogue.template find<TILE::WM>(factors[group], m0 + (TILE::PARTS == Parts::rows ? group * TILE::WM : 0), 1 + group);
+    }
+}
+
 // Adds what other blocks of the cluster have of the tile, and stores it.
 template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
 __device__ __forceinline__ void deliver_as(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0,
@@ -319,7 +329,7 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
     } else {
         if constexpr (TILE::UNEVEN) registers_up<TILE::REGISTERS>();
         grid_wait(), grid_release();
-        const EPILOGUE epilogue(M, N, 0, of_epilogue...);
+        EPILOGUE epilogue(M, N, 0, of_epilogue...);
         const Work<TILE> work(M, N, k_chunks, rows);
         const int group = threadIdx.x / 128;
         Place<TILE::STAGES> place;
@@ -334,7 +344,10 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
                     place.skip(work.chunks);
                     continue;
                 }
+                find_factors<TILE>(epilogue, m0);
                 barrier_wait(ring.turns + 8 * group, turn), turn ^= 1;
+            } else {
+                find_factors<TILE>(epilogue, m0);
             }
             multiply<TILE, T>(acc, ring, place, work.chunks);
             if constexpr (TILE::PARTS == Parts::turns) {

@@ -152,6 +152,11 @@ class Tile:
         return ALIGN + self.ring + self.received + 16 * self.stages + 32
 
     @property
+    def factor_bytes(self) -> int:
+        """Static shared memory for the factors of the rows that each warpgroup stores."""
+        return 4 * 64 * self.blocks * self.warpgroups
+
+    @property
     def warps(self) -> int:
         return 4 * self.warpgroups
 
@@ -171,7 +176,7 @@ def chunks_of(p: Product) -> int:
 
 def refuse(site: Site, target: Target) -> str:
     p = product_of(site)
-    return p if isinstance(p, str) else mainloop_refuses(p, target) or epilogue_refuses(p)
+    return p if isinstance(p, str) else mainloop_refuses(p, target) or epilogue_refuses(p, moments=True)
 
 
 def mainloop_refuses(p: Product, target: Target) -> str:
@@ -213,7 +218,7 @@ def _fitted(tile: Tile, p: Product, target: Target) -> Tile | None:
     if tile.split > 1 and tile.blocks * tile.wn >= 192:
         return None  # 96 accumulators leave too few registers for the sums of others: ptxas spills
     room = min(target.smem_per_block, target.smem_per_sm // 2 - KiB if p.m <= FEW_ROWS else target.smem_per_block)
-    room -= FINISH_BYTES + tile.smem
+    room -= FINISH_BYTES + tile.smem + (0 if p.norm == "none" else tile.factor_bytes)
     stages = min(room // (tile.stage_bytes + 16), MOST_STAGES)
     wanted = math.ceil(chunks_of(p) / tile.split) * (2 if tile.persistent else 1)
     if stages < FEWEST_STAGES:
@@ -342,6 +347,6 @@ def _paired(p: Product, wn: int, split: int) -> bool:
 
 
 MAINLOOP = Mainloop(
-    FAMILY, "sm90", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, nothing, nothing, together
+    FAMILY, "sm90", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, nothing, nothing, together, True
 )  # fmt: skip
 KERNELS = tuple(Kernel(name, op, FAMILY, refuse, configs, cost, stages) for op, name in KIND.items())

@@ -50,7 +50,7 @@ BLOCK, MAX_ITEMS = 128, 4  # of the second launch: threads that short rows share
 def as_product(site: Site) -> Site:
     """The linear or gated_linear that stores s."""
     op = "gated_linear" if site.op == "gated_linear" else "linear"
-    operands = site.operands[: PLACES[op]["inv"]]
+    operands = site.operands if site.op == "gated_linear" else site.operands[: PLACES[op]["inv"]]
     return Site(op, operands, (_rows(site),), {"act": site.attrs.get("act", "none")})
 
 
@@ -90,6 +90,8 @@ def refuse(site: Site, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> s
     norm = site.op == "linear_norm"
     if not norm and not site.attrs.get("per_row"):
         return "has no finish"
+    if site.attrs.get("norm", "none") != "none":
+        return "x_scale has moments of x's rows, which a product that is finished makes no factors of"
     if site.op == "gated_linear" and len(site.operands) > 2 and site.operands[2] is not None:
         return "gate and up are two weights; needs their rows interleaved in one"
     p = product_of(as_product(site))

@@ -28,7 +28,7 @@ def as_linear(site: Site) -> Site:
     w = site.operands[1]
     assert w is not None
     dtype, (rows, _) = site.results[1].dtype, site.results[1].shape[-2:]
-    return Site("linear", operands, (Operand.packed(dtype, rows, w.shape[0]),), {"act": "none"})
+    return Site("linear", operands, (Operand.packed(dtype, rows, w.shape[0]),), {**site.attrs, "act": "none"})
 
 
 def _tables(site: Site) -> tuple[Operand, Operand]:
@@ -48,7 +48,7 @@ def refuse(site: Site, target: Target, loop: Mainloop = smxx_gemm.MAINLOOP) -> s
     if not all(last_axis_is_dense(view, view.shape[-1]) for view in (cos, sin, *site.results)):
         return "the last axis of a table or result is strided"
     p = product_of(as_linear(site))
-    return p if isinstance(p, str) else loop.refuse(p, target) or epilogue_refuses(p)
+    return p if isinstance(p, str) else loop.refuse(p, target) or epilogue_refuses(p, loop.moments)
 
 
 def _product(site: Site) -> Product:
@@ -84,11 +84,11 @@ def stages(site: Site, config: Config, target: Target, loop: Mainloop = smxx_gem
 
 def _epilogue(site: Site, p: Product) -> str:
     """The C++ type."""
-    bias, x_scale = p.bias.cuda if p.bias else "frtc::None", str(p.x_scale is not None).lower()
+    bias = p.bias.cuda if p.bias else "frtc::None"
     alpha = "none" if p.alpha is None else "each" if p.alpha.ld else "one"
     types = f"{p.y.cuda}, {bias}, {DTYPES[_tables(site)[0].dtype].cuda}"
     whole = str(p.whole and all(map(moves_as_vectors, (*_tables(site), *site.results)))).lower()
-    return f"frtc::RopeEpilogue<{types}, {site.results[1].shape[-1]}, frtc::Alpha::{alpha}, {x_scale}, {whole}>"
+    return f"frtc::RopeEpilogue<{types}, {site.results[1].shape[-1]}, frtc::Alpha::{alpha}, {p.factors()}, {whole}>"
 
 
 def _arguments(site: Site, p: Product) -> tuple[Argument, ...]:
@@ -106,6 +106,7 @@ def _arguments(site: Site, p: Product) -> tuple[Argument, ...]:
         *scales,
         *(Argument(f"{p.y.cuda}*", Param("result", i)) for i in range(3)),
         *(Argument("int", Param("i32", number)) for number in numbers),
+        *p.eps_argument(),
     )
 
 

@@ -80,7 +80,8 @@ def test_one_launch_writes_q_and_the_caches() -> None:
     choice = CATALOG.select(site, HOPPER)
     (stage,) = choice.kernel.stages(site, choice.config, HOPPER)
     assert choice.kernel.name == "smxx_rope_gemm" and stage.source == "smxx_rope_gemm.cuh"
-    assert "frtc::RopeEpilogue<__nv_bfloat16, __nv_bfloat16, float, 256, frtc::Alpha::none, false, true>" in stage.entry
+    numbers = "256, frtc::Alpha::none, frtc::NoFactors, true"
+    assert f"frtc::RopeEpilogue<__nv_bfloat16, __nv_bfloat16, float, {numbers}>" in stage.entry
     pointers, numbers = stage.params[-19:-11], stage.params[-11:]
     assert [p.kind for p in pointers] == ["operand"] * 3 + ["i64"] * 2 + ["result"] * 3
     assert [p.value for p in pointers] == [2, 3, 4, 0, 0, 0, 1, 2]
