@@ -242,6 +242,7 @@ def _launch(stage: KernelStage, kernel: int, target: Target, known: bool) -> Lau
             for m in stage.tensormaps
         ),
         early=stage.waits and known and "pdl" in target.has,
+        meets=stage.meets,
     )
 
 

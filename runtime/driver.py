@@ -22,6 +22,7 @@ from frtc.runtime.plan import BuiltFor, Launch, TensorMap
 
 VERSION_FILES = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
 READ_ONLY, PORTABLE = 8, 1  # flags of registered and of pinned memory
+CLUSTERS_SM_LEAST = 90
 EARLY_PORT = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: an edge from where a kernel releases those behind it
 C_TYPES: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}  # others: addresses
 
@@ -126,6 +127,27 @@ class Driver:
         # The same split of L1 for all: an SM changes it only when it is empty, and the next launch would wait for that.
         self.call("cuFuncSetAttribute", function, attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
         return function
+
+    def cluster_of(self, function: Any) -> int:
+        """Blocks in a cluster of the kernel; 0: it is launched without."""
+        if self.device.sm < CLUSTERS_SM_LEAST:
+            return 0
+        attribute, size = self.api.CUfunction_attribute, 1
+        for axis in ("WIDTH", "HEIGHT", "DEPTH"):
+            name = getattr(attribute, f"CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_{axis}")
+            size *= int(self.call("cuFuncGetAttribute", name, function))
+        return size
+
+    def held(self, function: Any, launch: Launch, cluster: int) -> int:
+        """Blocks of the launch that the device, or what this process may use of it, holds at once."""
+        if not cluster:
+            each = self.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, launch.block, launch.smem)
+            return int(each) * self.device.sms
+        config = self.api.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
+        config.sharedMemBytes = launch.smem
+        return int(self.call("cuOccupancyMaxActiveClusters", function, config)) * cluster
 
     def add_kernel(self, graph: Any, after: Sequence[Any], function: Any, launch: Launch, values: Iterable[Any]) -> Any:
         node, _kept = self._node(function, launch, values)

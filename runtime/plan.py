@@ -79,6 +79,7 @@ class Launch:
               (null where the operand is absent), "scratch" the call's workspace plus `value` bytes, "counters" the same
               for its counters, "tensormap" that entry of `tensormaps` by value, "i32", "i64", "f32" a number
     early     it may begin before the launches that it depends on have ended: its kernel waits for them itself
+    meets     its blocks wait for each other: all of them must be on multiprocessors at once
     """
 
     kernel: int
@@ -88,6 +89,7 @@ class Launch:
     params: tuple[tuple[str, int | float], ...]
     tensormaps: tuple[TensorMap, ...] = ()
     early: bool = False
+    meets: bool = False
 
 
 @dataclass(frozen=True, slots=True)

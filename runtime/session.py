@@ -31,6 +31,7 @@ from frtc.runtime.executor import Array, Executor
 from frtc.runtime.graph import Graph
 from frtc.runtime.plan import ARENA, SLOT, STATE, WEIGHTS, Ref, Slot, unrolled
 from frtc.runtime.plan_file import Plan, aligned
+from frtc.runtime.room import require_room
 from frtc.runtime.timing import took_us
 from frtc.runtime.upload import upload
 
@@ -257,6 +258,7 @@ class Session(Executor):
         names = sorted({entry.cubin for entry in program.kernels})
         modules = {name: self._keep("cuModuleLoadData", "cuModuleUnload", bytes(files[name])) for name in names}
         self.functions = [driver.function(modules[e.cubin], e.symbol, e.smem) for e in program.kernels]
+        require_room(driver, plan, self.functions)
         # `warm` runs on them before anybody sets them: what memory held might be a token beyond the table.
         driver.call("cuMemsetD8Async", self.slots, 0, max(self.host.nbytes, 1), self.stream)
         self.reset()

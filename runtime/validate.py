@@ -207,6 +207,8 @@ class _Calls:
         sm = self.program.target.sm
         if launch.early and sm < EARLY_SM_LEAST:
             raise bad(where, f"an early launch, which sm_{sm} does not have")
+        if launch.meets and not self.program.target.sms:
+            raise bad(where, "blocks that wait for each other, on any number of multiprocessors")
         if launch.tensormaps and sm < tensor_map.SM_LEAST:
             raise bad(where, f"tensor maps, which sm_{sm} does not have")
         for i, map in enumerate(launch.tensormaps):

@@ -51,6 +51,8 @@ class NullApi:
     def __init__(self, sizes: dict[str, tuple[int, ...]], sm: int = 90, integrated: bool = False) -> None:
         self.sizes, self.sm, self.integrated, self.uuid = sizes, sm, integrated, bytes(range(16))
         self.sms = 132
+        self.clusters: dict[str, tuple[int, int, int]] = {}  # axes of a kernel's cluster by symbol
+        self.room = 1  # blocks, or clusters, of any kernel: on a multiprocessor, on the device
         self.calls: Counter[str] = Counter()
         self.log: list[tuple[Any, ...]] = []
         self.fail: dict[str, Any] = {}
@@ -167,6 +169,16 @@ class NullApi:
         handle = self.fresh()
         self.functions[handle] = symbol.decode()
         return cu.CUfunction(handle)
+
+    def do_cuFuncGetAttribute(self, attribute: Any, function: Any) -> int:
+        axis = ("WIDTH", "HEIGHT", "DEPTH").index(attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_"))
+        return self.clusters.get(self.functions[int(function)], (0, 0, 0))[axis]
+
+    def do_cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: Any, block: int, smem: int) -> int:
+        return self.room
+
+    def do_cuOccupancyMaxActiveClusters(self, function: Any, config: Any) -> int:
+        return self.room
 
     def do_cuGraphCreate(self, flags: int) -> Graph:
         return Graph()

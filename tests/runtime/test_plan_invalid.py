@@ -126,6 +126,7 @@ RULES = {
     "block": (put(f"{LAUNCH}.block", 1025), "plan.invalid", "block of 1025 threads"),
     "shared memory": (put(f"{LAUNCH}.smem", 1), "plan.invalid", "1 bytes of shared memory"),
     "most shared memory": (put("program.kernels.0.smem", 1 << 20), "plan.invalid", "bytes of shared memory"),
+    "blocks that meet": (put(f"{LAUNCH}.meets", True), "plan.invalid", "wait for each other, on any number of mult"),
     "parameter kind": (put(f"{LAUNCH}.params.0", ["host", 0]), "plan.invalid", "parameter of unknown kind 'host'"),
     "parameter operand": (put(f"{LAUNCH}.params.0", ["operand", 3]), "plan.invalid", "operand parameter 3"),
     "parameter i32": (put(f"{LAUNCH}.params.4", ["i32", 1 << 31]), "plan.invalid", "i32 parameter 2147483648"),

@@ -20,6 +20,7 @@ from frtc.kernels.cubin import parameters_of
 from frtc.runtime import driver as driver_module
 from frtc.runtime import upload
 from frtc.runtime.driver import Driver, DriverFault
+from frtc.runtime.plan import Call, Program
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.session import TURNS, Session
 from tests.runtime import small_plan
@@ -371,6 +372,49 @@ def test_a_gpu_with_too_few_multiprocessors(tmp_path: Path) -> None:
     assert caught.value.code == "plan.target" and caught.value.exit_code == 5
     assert "114 on Null GPU" in text and "--family baseline" in text
     assert not api.contexts and not api.live
+
+
+def with_meeting(program: Program, kernel: str, grid: tuple[int, int, int]) -> Program:
+    """The program with launches of this kernel that wait for all of their blocks."""
+    at = small_plan.KERNELS.index(kernel)
+
+    def changed(call: Call) -> Call:
+        return replace(
+            call, launches=tuple(replace(n, grid=grid, meets=True) if n.kernel == at else n for n in call.launches)
+        )
+
+    stages = tuple(replace(stage, calls=tuple(map(changed, stage.calls))) for stage in program.stages)
+    return replace(program, stages=stages, target=replace(program.target, sms=132))
+
+
+@pytest.mark.parametrize(("cluster", "room", "holds"), [((0, 0, 0), 2, 264), ((1, 1, 4), 66, 264)])
+def test_blocks_that_wait_for_each_other_fit(
+    tmp_path: Path, cluster: tuple[int, int, int], room: int, holds: int
+) -> None:
+    small_plan.write(tmp_path / "a.plan", with_meeting(small_plan.program(), "small_silu", (11, 2, 12)))
+    plan = open_plan(tmp_path / "a.plan")
+    api = null_api(plan)
+    api.clusters, api.room = {"small_silu": cluster}, room
+    Session(plan, driver=Driver(api=api)).close()
+    assert sum(n for name, n in api.calls.items() if "Occupancy" in name) == 1
+    api.room -= 1
+    with pytest.raises(EnvironmentFault, match="does not hold all blocks of a launch at once") as caught:
+        Session(plan, driver=Driver(api=api))
+    each = holds // room
+    assert caught.value.code == "plan.room" and caught.value.exit_code == 5
+    rows = dict(caught.value.rows)
+    assert rows["kernel"] == "small_silu" and rows["needs"] == "264 blocks at once"
+    assert rows["holds"] == f"{264 - each} on Null GPU" and "--family baseline" in str(caught.value)
+    assert not api.contexts and not api.live
+
+
+def test_a_cluster_fits(plan: Plan, api: NullApi) -> None:
+    api.clusters = {"small_silu": (8, 1, 1)}
+    Session(plan, driver=Driver(api=api)).close()
+    api.room = 0
+    with pytest.raises(EnvironmentFault, match="all blocks of a cluster at once") as caught:
+        Session(plan, driver=Driver(api=api))
+    assert dict(caught.value.rows)["needs"] == "8 blocks at once"
 
 
 def test_sessions_whose_blocks_meet_take_turns(plan: Plan, api: NullApi) -> None:
