@@ -24,9 +24,11 @@ from frtc.kernels.dtypes import DTYPES
 from frtc.lowering.interpret import run
 from frtc.lowering.ir import Graph, Module, Node, Repeat, walk
 from frtc.lowering.ir import Run as IrRun
+from frtc.lowering.ops import add, mul
 from frtc.models.synthetic import write_checkpoint
+from frtc.passes.norm_readers import unnormed_of
 from frtc.passes.pipeline import Options, run_passes
-from frtc.passes.sites import sites_of
+from frtc.passes.sites import sites_of, unnormed
 from frtc.passes.standard import FRONT
 from frtc.precision import RecordedScales, parameters
 from frtc.runtime.plan import Program, WeightEntry
@@ -73,6 +75,15 @@ class Made:
         return first_departure(self.plan, None, self.inputs, opinion, silent)
 
 
+def before_norm(x: Node) -> Node | None:
+    """What a product of the norm x reads where it makes up for it."""
+    found = unnormed_of(x)
+    if found is None or found.w is None:
+        return found and found.s
+    result: Node = mul(found.s, add(found.w, found.offset, dtype="f32"), dtype="f32")
+    return result
+
+
 class Maker:
     """One traced checkpoint, and a Plan of it for every kind that is asked for."""
 
@@ -99,12 +110,17 @@ class Maker:
         def play(program: str) -> None:
             here = [s for s in sites if s.program == program]
             g = graphs[program]
-            whole = Graph(g.name, g.inputs, (*g.outputs, *((f"at {s.name}", s.x) for s in here)), g.states, g.writes)
+            seen = {s.name: s.x for s in here} | {
+                unnormed(s.name): z for s in here if (z := before_norm(s.x)) is not None
+            }
+            whole = Graph(
+                g.name, g.inputs, (*g.outputs, *((f"at {n}", x) for n, x in seen.items())), g.states, g.writes
+            )
             values = run(whole, env, weights, "typed")
             env.update({name: values[name] for name, _ in g.outputs})
-            for s in here:
-                largest = np.nanmax(np.abs(values[f"at {s.name}"].astype(np.float32)))
-                found.setdefault(s.name, []).append(float(largest) / LARGEST)
+            for name in seen:
+                largest = np.nanmax(np.abs(values[f"at {name}"].astype(np.float32)))
+                found.setdefault(name, []).append(float(largest) / LARGEST)
 
         for step in front.schedule:
             if isinstance(step, IrRun):
@@ -116,7 +132,7 @@ class Maker:
                         play(inner.program)  # type: ignore[union-attr]
             else:
                 env[step.name] = env[step.source]  # type: ignore[union-attr]
-        rounds = {s.name: s.rounds for s in sites}
+        rounds = {name: s.rounds for s in sites for name in (s.name, unnormed(s.name))}
         return {name: np.array(v if rounds[name] else v[0], np.float32) for name, v in found.items()}
 
     def scale_leaves(self, made: Made) -> list[Node]:
