@@ -187,7 +187,7 @@ def _linear(site: Site) -> Product | str:
     widths = {"b": w.shape[0]}  # of a gated product both halves have one
     if narrow := [name for name, operand in wide.items() if operand.shape[-1:] != (widths.get(name, out),)]:
         return f"{', '.join(narrow)} repeats along the last axis"
-    columns = {name: extras[name] for name in ("alpha", "x_scale") if name in extras}
+    columns: dict[str, Operand] = {name: extras[name] for name in ("alpha", "x_scale") if name in extras}
     if spread := _not_contiguous({"x": x, "w": w, "y": y, **wide, **columns}):
         return spread
     batch, m, steps = split

@@ -144,6 +144,12 @@ struct Eights {
     __device__ __forceinline__ int row(int unit) const { return row0 + unit % OF_COLUMNS / 2 * 64 + unit % 2 * 8; }
     __device__ __forceinline__ int column(int unit) const { return column0 + unit / OF_COLUMNS * 32; }
 
+    // Of a cluster: the block that the row belongs to, and its place among this block's rows.
+    __device__ __forceinline__ int owner(int unit) const { return row0 % 64 / TILE::OWN + unit % TILE::OWNERS; }
+    __device__ __forceinline__ int own_row(int unit) const {
+        return row0 / 64 * TILE::OWN + row0 % TILE::OWN + unit % OF_COLUMNS / 2 * TILE::OWN + unit % 2 * 8 % TILE::OWN;
+    }
+
     template <bool PERMUTED>
     __device__ __forceinline__ static void get(float (&v)[8], const WgmmaSums<TILE>& acc, int unit) {
         neighbours<TILE, PERMUTED>(v, acc[unit % OF_COLUMNS / 2], unit / OF_COLUMNS, unit % 2);
@@ -188,18 +194,12 @@ __device__ __forceinline__ void store_tile(const WgmmaSums<TILE>& acc, const EPI
     }
 }
 
-// Where half of the sums of eight columns of a row lie in the block they belong to, for each sender: the lanes of a warp
-// read 16 bytes each, side by side.
+// Where half of the sums of a unit lie in the block they belong to, for each sender: the lanes of a warp read 16 bytes each,
+// side by side.
 template <typename TILE>
-__device__ __forceinline__ u32 received_at(u32 base, int sender, int row, int column, int half) {
-    const int own = row / 64 * TILE::OWN + row % TILE::OWN, plane = (sender * (TILE::BN / 32) + column / 32) * 2 + half;
-    return base + (plane * (TILE::BM / TILE::SPLIT) + own) * 64 + column / 8 % 4 * 16;
-}
-
-// The block of the cluster that a row of the tile belongs to. Of what a warp holds: OWNERS blocks, unit by unit in turn.
-template <typename TILE>
-__device__ __forceinline__ int owner_of(int row) {
-    return row % 64 / TILE::OWN;
+__device__ __forceinline__ u32 received_at(u32 base, int sender, const Eights<TILE>& units, int unit, int half) {
+    const int plane = (sender * (TILE::BN / 32) + unit / Eights<TILE>::OF_COLUMNS) * 2 + half;
+    return base + (plane * (TILE::BM / TILE::SPLIT) + units.own_row(unit)) * 64 + units.column0 / 8 * 16;
 }
 
 // Sends the sums of rows that belong to other blocks of the cluster.
@@ -207,18 +207,18 @@ template <typename TILE, bool PERMUTED>
 __device__ __forceinline__ void send_sums(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, int m0, int M) {
     const Eights<TILE> units;
     const int rank = blockIdx.z;
-    if (TILE::OWNERS == 1 && owner_of<TILE>(units.row0) == rank) return;
+    if (TILE::OWNERS == 1 && units.owner(0) == rank) return;
 #pragma unroll
     for (int u = 0; u < Eights<TILE>::COUNT; ++u) {
-        const int row = units.row(u), column = units.column(u), owner = owner_of<TILE>(row);
+        const int owner = units.owner(u);
         if (TILE::OWNERS > 1 && owner == rank) continue;
         float v[8];
         Eights<TILE>::template get<PERMUTED>(v, acc, u);
-        if (m0 + row >= M) continue;
+        if (m0 + units.row(u) >= M) continue;
         const u32 there = cluster_address(ring.received, owner), barrier = cluster_address(ring.sums, owner);
         const int sender = rank < owner ? rank : rank - 1;
-        store_async(received_at<TILE>(there, sender, row, column, 0), barrier, v[0], v[1], v[2], v[3]);
-        store_async(received_at<TILE>(there, sender, row, column, 1), barrier, v[4], v[5], v[6], v[7]);
+        store_async(received_at<TILE>(there, sender, units, u, 0), barrier, v[0], v[1], v[2], v[3]);
+        store_async(received_at<TILE>(there, sender, units, u, 1), barrier, v[4], v[5], v[6], v[7]);
     }
 }
 
@@ -229,7 +229,7 @@ __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Rin
     constexpr int COUNT = Eights<TILE>::COUNT, AHEAD = kAhead<TILE, EPILOGUE, VECTORS, COUNT>;  // while the sums travel
     const Eights<TILE> units;
     const int rank = blockIdx.z;
-    if (owner_of<TILE>(units.row0) / TILE::OWNERS != rank / TILE::OWNERS) return;
+    if (units.owner(0) / TILE::OWNERS != rank / TILE::OWNERS) return;
     const auto mine = [&](int u) { return u % TILE::OWNERS == rank % TILE::OWNERS; };
     const auto row_of = [&](int u) { return epilogue.template row_at<VECTORS>(m0 + units.row(u), n0 + units.column(u)); };
     typename EPILOGUE::Row rows[AHEAD ? AHEAD : 1];
@@ -246,19 +246,18 @@ __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Rin
         if constexpr (!AHEAD) of_row = row_of(u);
         float own[8], sum[8] = {};
         Eights<TILE>::template get<PERMUTED>(own, acc, u);
-        const int row = units.row(u), column = units.column(u);
 #pragma unroll
         for (int block = 0; block < TILE::SPLIT; ++block) {
             const int sender = block < rank ? block : block - 1;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float4 four = block == rank ? make_float4(own[4 * h], own[4 * h + 1], own[4 * h + 2], own[4 * h + 3])
-                                                  : load_shared_f32x4(received_at<TILE>(ring.received, sender, row, column, h));
+                                                  : load_shared_f32x4(received_at<TILE>(ring.received, sender, units, u, h));
                 sum[4 * h] += four.x, sum[4 * h + 1] += four.y, sum[4 * h + 2] += four.z, sum[4 * h + 3] += four.w;
             }
         }
-        epilogue.template store<VECTORS>(m0 + row, n0 + column, sum, epilogue.template columns_at<VECTORS>(n0 + column),
-                                         of_row);
+        const int row = m0 + units.row(u), column = n0 + units.column(u);
+        epilogue.template store<VECTORS>(row, column, sum, epilogue.template columns_at<VECTORS>(column), of_row);
     }
 }
 

@@ -81,8 +81,8 @@ def configs(site: Site, target: Target) -> list[Config]:
 
 
 def _spills(tile: sm90_gemm.Tile) -> bool:
-    """Whether sums of others beside 64 accumulators and moments are too much for 255 registers."""
-    return tile.split > 1 and tile.warpgroups == 1 and tile.wn >= 128
+    """Whether 192 accumulators and moments are too much for 232 registers, or sums of others beside 64 for 255."""
+    return tile.blocks * tile.wn > 256 or (tile.split > 1 and tile.warpgroups == 1 and tile.wn >= 128)
 
 
 def cost(site: Site, config: Config, target: Target) -> float:

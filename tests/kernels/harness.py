@@ -374,13 +374,13 @@ def _faults(case: Case, got: Sequence[Array], want: Sequence[Array]) -> tuple[li
 
 
 def judged_as(site: Site, index: int) -> str:
-    """The type whose bar a result has: its own, but what linear_norm makes of s has that of s where it is stored finer.
+    """The type whose bar a result has: its own, but what is made of a rounded s has that of s where it is stored finer.
 
     Sums in another order round a few elements of s to the next 16-bit number. The norm is of these numbers and shows
     them however finely it is stored itself: 2.2e-5 in f32 over 13 rows of 264 on an H200.
     """
     dtype = site.results[index].dtype
-    return site.results[0].dtype if site.op == "linear_norm" and dtype == "f32" else dtype
+    return site.results[0].dtype if site.op in ("linear_norm", "linear_moments") and dtype == "f32" else dtype
 
 
 def code_faults(got: Array, want: Array, near: float = 0.0) -> tuple[str, float]:

@@ -23,7 +23,15 @@ from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels.catalog import CATALOG, Choice
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Param, Site, Stage
-from tests.kernels import sites_attention, sites_finish, sites_gemm, sites_pointwise, sites_rope_gemm, sites_rows
+from tests.kernels import (
+    sites_attention,
+    sites_finish,
+    sites_gemm,
+    sites_moments,
+    sites_pointwise,
+    sites_rope_gemm,
+    sites_rows,
+)
 from tests.kernels.device import POISON, Arguments, Gpu
 from tests.kernels.harness import GUARD, TARGET, Array, Case, expected, faults, operands_of, place
 from tests.kernels.sites_attention import AttentionSite, cached_site, self_site
@@ -74,6 +82,16 @@ def roped() -> list[Site]:
     ]  # fmt: skip
 
 
+def deferred() -> list[Site]:
+    """Makers and readers of moments, of vectors of each size."""
+    made, reads = sites_moments.producer, sites_moments.deferred
+    return [
+        made(150, 17200, 72, "layer", residual="bf16"), made(61, 200, 1040, "rms", "e4m3", **sites_moments.ADA),
+        reads(linear(61, 201, 1000), "layer", "f32"), reads(scaled(gated(33, 80, 1040)), "rms", "f32"),
+        reads(gated(150, 8600, 72), "layer"), reads(sites_rope_gemm.rope_qkv(33, 3, 2, 16, 4304, gap=16), "rms"),
+    ]  # fmt: skip
+
+
 def of_rows() -> list[Site]:
     made = sites_rows
     norms = [
@@ -111,6 +129,7 @@ def sites() -> list[tuple[Site, dict[str, Any]]]:
         *((s, {"inputs": sites_gemm.inputs_of}) for s in products()),
         *((s, {"inputs": sites_finish.inputs}) for s in finished()),
         *((s, {"inputs": sites_rope_gemm.inputs}) for s in roped()),
+        *((s, {"inputs": sites_moments.inputs}) for s in deferred()),
         *((s, {"inputs": sites_rows.inputs, "in_place": ((0, 0),) if s.op == "write" else ()}) for s in of_rows()),
         *((s, {"inputs": sites_pointwise.inputs}) for s in programs),
         *((about.site, {"inputs": about.inputs}) for about in attentions()),
@@ -133,9 +152,10 @@ def cases_of(family: str) -> list[Case]:
 
 
 def types_of(site: Site) -> tuple[str, ...]:
-    """Of the first operands, bf16 for all 16 bits, and where rows are stored in e4m3."""
+    """Of the first operands, bf16 for all 16 bits, where rows are stored in e4m3, and which norm is made up for."""
     read = ["bf16" if o.dtype == "f16" else o.dtype for o in site.operands[:2] if o]
-    return *read, *(f"{result.dtype}" for result in site.results if result.dtype in ("e4m3", "f32"))
+    norm = str(site.attrs.get("norm", "none"))
+    return *read, norm, *(f"{result.dtype}" for result in site.results if result.dtype in ("e4m3", "f32"))
 
 
 def path_of(choice: Choice | Case) -> tuple[Any, ...]:

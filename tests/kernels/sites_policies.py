@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bench.sites import NATIVE, from_json
 from frtc.kernels.product import PLACES
 from frtc.kernels.spec import Operand, Site
-from tests.kernels import sites_finish, sites_gemm, sites_pointwise, sites_rope_gemm, sites_rows
+from tests.kernels import sites_finish, sites_gemm, sites_moments, sites_pointwise, sites_rope_gemm, sites_rows
 from tests.kernels.harness import Case, chosen
 from tests.kernels.sites_attention import AttentionSite
 
@@ -40,6 +40,8 @@ def case_of(site: Site, families: Sequence[str] = BASELINE) -> Case:
     """The site with inputs of its kind, on the kernel that codegen would take of these families."""
     if site.op == "attention":
         return chosen(site, families, **attention(site).judged)
+    if site.op == "linear_moments" or site.attrs.get("norm", "none") != "none":
+        return chosen(site, families, inputs=sites_moments.inputs, flops=sites_gemm.flops_of(site), near=near(site))
     if site.op in ("linear", "gated_linear", "matmul"):
         return chosen(site, families, inputs=linear_inputs(site), flops=sites_gemm.flops_of(site), near=near(site))
     if site.op == "linear_rope_qkv":

@@ -35,6 +35,7 @@ from tests.kernels.harness import (
 )
 from tests.kernels.sites_finish import linear_norm
 from tests.kernels.sites_gemm import linear
+from tests.kernels.sites_moments import producer
 from tests.kernels.sites_pointwise import copy, packed, program
 from tests.kernels.sites_rows import rms_norm
 
@@ -101,6 +102,7 @@ def test_norms_of_sums_are_judged_as_the_sums_are_stored() -> None:
     behind, alone = linear_norm(5, 64, 64, "rms", "f16", y="f32"), rms_norm(5, 64, y="f32")
     assert [judged_as(behind, index) for index in (0, 1)] == ["f16", "f16"]
     assert judged_as(linear_norm(5, 64, 64, "rms", y="f16"), 1) == "f16" and judged_as(alone, 0) == "f32"
+    assert [judged_as(producer(5, 64, 64, "rms"), index) for index in range(3)] == ["bf16"] * 3
     for site, inputs, passes in ((behind, sites_finish.inputs, True), (alone, None, False)):
         case = chosen(site, inputs=inputs)
         want = expected(case, operands_of(case))
