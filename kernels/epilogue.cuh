@@ -23,8 +23,8 @@
 //                                        threads have ended or are about to. The block's dynamic shared memory is free,
 //                                        behind a barrier. Blocks that store nothing (early shares of split K) do not come
 //   BLOCKS                               may be absent: __launch_bounds__'s least number of blocks on an SM
-//   FOUND, find<ROWS>(memory, row, barrier)   may be absent: where FOUND, 128 threads call it behind grid_wait(), before they
-//                                        store ROWS rows from `row` on, with room for ROWS floats in shared memory
+//   FOUND                                may be absent: where it is true, the factors of rows are found before they are stored
+//                                        (row_factors.cuh), by the 128 threads that store them, behind grid_wait()
 #pragma once
 
 #include "numeric.cuh"
@@ -130,11 +130,6 @@ struct Epilogue {
     __device__ __forceinline__ bool whole() const { return WHOLE || (vectors && accumulators % IN == 0); }
 
     __device__ __forceinline__ bool exists(int row, int column) const { return row < rows && column < accumulators; }
-
-    template <int ROWS>
-    __device__ __forceinline__ void find(float* memory, int row, int barrier) {
-        factors.template find<ROWS>(memory, row, barrier);
-    }
 
     // VECTORS: what lies beyond the edges is read from inside them, and not stored. Without a branch around each group the
     // instructions of several run side by side.

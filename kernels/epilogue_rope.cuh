@@ -55,11 +55,6 @@ struct RopeEpilogue {
     __device__ __forceinline__ bool whole() const { return vectors; }
     __device__ __forceinline__ bool exists(int row, int column) const { return row < rows && column < columns; }
 
-    template <int ROWS>
-    __device__ __forceinline__ void find(float* memory, int row, int barrier) {
-        factors.template find<ROWS>(memory, row, barrier);
-    }
-
     template <bool VECTORS>
     __device__ __forceinline__ Columns columns_at(int column) const {
         Columns found = {};

@@ -25,7 +25,7 @@ struct MomentFactors {
     static_assert(COUNT % VECTOR == 0 && VECTOR % PARTS == 0, "loads are whole, and a sum lies beside its squares");
 };
 
-// FOUND: find() comes before of(). Held: what is asked for ahead.
+// FOUND: ask() and settle(), or find(), come before of(). Held: what is asked for ahead.
 template <typename KIND>
 struct RowFactors;
 
@@ -59,6 +59,7 @@ template <int K, bool LAYER, int VECTOR>
 struct RowFactors<MomentFactors<K, LAYER, VECTOR>> {
     using Kind = MomentFactors<K, LAYER, VECTOR>;
     static constexpr bool FOUND = true;
+    static constexpr int LANES = 4, AT_ONCE = 128 / LANES, LOADS = ceil_div(Kind::COUNT / VECTOR, LANES);
     struct Held {};
     const float* moments;
     int ld, rows;
@@ -74,51 +75,74 @@ struct RowFactors<MomentFactors<K, LAYER, VECTOR>> {
         return found[row - first];
     }
 
-    // Factors of ROWS rows from `from` on into `memory`, by 128 threads that meet at a named barrier. Eight lanes take a row.
+    // Moments of ROWS rows, in the registers of 128 threads: four lanes take a row.
     template <int ROWS>
-    __device__ __forceinline__ void find(float* memory, int from, int barrier) {
-        constexpr int LANES = 8, AT_ONCE = 128 / LANES, LOADS = ceil_div(Kind::COUNT / VECTOR, LANES);
-        constexpr int TOGETHER = LOADS * VECTOR <= 16 ? 4 : LOADS * VECTOR <= 32 ? 2 : 1;  // rows of a thread on their way
-        static_assert(ROWS % (AT_ONCE * TOGETHER) == 0, "whole passes");
+    struct Asked {
+        static_assert(ROWS % AT_ONCE == 0, "whole passes");
+        Vec<float, VECTOR> part[ROWS / AT_ONCE][LOADS];
+    };
+
+    // Of the rows from `from` on.
+    template <int ROWS>
+    __device__ __forceinline__ Asked<ROWS> ask(int from) const {
         const int lane = threadIdx.x % LANES, own = threadIdx.x % 128 / LANES;
-        named_barrier(barrier, 128);  // nobody reads those of the last tile any more
-        found = memory, first = from;
-        for (int pass = 0; pass < ROWS; pass += AT_ONCE * TOGETHER) {
-            Vec<float, VECTOR> part[TOGETHER][LOADS];
+        Asked<ROWS> asked;
 #pragma unroll
-            for (int t = 0; t < TOGETHER; ++t) {
-                const long long row = min(from + pass + t * AT_ONCE + own, rows - 1);
+        for (int pass = 0; pass < ROWS / AT_ONCE; ++pass) {
+            const long long row = min(from + pass * AT_ONCE + own, rows - 1);
 #pragma unroll
-                for (int i = 0; i < LOADS; ++i) {
-                    const int at = (i * LANES + lane) * VECTOR;
-                    part[t][i] = {};
-                    if (at < Kind::COUNT) part[t][i] = *reinterpret_cast<const Vec<float, VECTOR>*>(moments + row * ld + at);
-                }
-            }
-#pragma unroll
-            for (int t = 0; t < TOGETHER; ++t) {
-                const float factor = factor_of(part[t], lane);
-                if (lane == 0) memory[pass + t * AT_ONCE + own] = factor;
+            for (int i = 0; i < LOADS; ++i) {
+                const int at = (i * LANES + lane) * VECTOR;
+                asked.part[pass][i] = {};
+                if (at < Kind::COUNT) asked.part[pass][i] = *reinterpret_cast<const Vec<float, VECTOR>*>(moments + row * ld + at);
             }
         }
+        return asked;
+    }
+
+    // Their factors into `memory`, for all threads that meet at the named barrier.
+    template <int ROWS>
+    __device__ __forceinline__ void settle(const Asked<ROWS>& asked, float* memory, int from, int barrier) {
+        write(asked, memory);
+        found = memory, first = from;
+        named_barrier(barrier, 128);
+    }
+
+    // Both, at once, for rows whose moments would not fit in registers beside accumulators; nothing where they are there.
+    template <int ROWS>
+    __device__ __forceinline__ void find(float* memory, int from, int barrier) {
+        constexpr int SOME = 2 * AT_ONCE;
+        if (found && from == first) return;
+        named_barrier(barrier, 128);  // nobody reads those of the last tile any more
+        for (int row = 0; row < ROWS; row += SOME) write(ask<SOME>(from + row), memory + row);
+        found = memory, first = from;
         named_barrier(barrier, 128);
     }
 
 private:
-    // Of a row whose moments eight lanes have.
-    template <int LOADS>
+    template <int ROWS>
+    __device__ __forceinline__ void write(const Asked<ROWS>& asked, float* memory) const {
+        const int lane = threadIdx.x % LANES, own = threadIdx.x % 128 / LANES;
+#pragma unroll
+        for (int pass = 0; pass < ROWS / AT_ONCE; ++pass) {
+            const float factor = factor_of(asked.part[pass], lane);
+            if (lane == 0) memory[pass * AT_ONCE + own] = factor;
+        }
+    }
+
+    // Of a row whose moments the lanes have.
     __device__ __forceinline__ float factor_of(const Vec<float, VECTOR> (&part)[LOADS], int lane) const {
         float sums[Kind::PARTS] = {};
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
 #pragma unroll
             for (int j = 0; j < VECTOR; ++j) {
-                const bool last = (i * 8 + lane) * VECTOR + j >= Kind::COUNT - Kind::PARTS;
+                const bool last = (i * LANES + lane) * VECTOR + j >= Kind::COUNT - Kind::PARTS;
                 if (kSabotage != Sabotage::last_moment || !last) sums[j % Kind::PARTS] += part[i].at[j];
             }
         }
 #pragma unroll
-        for (float& sum : sums) sum = warp_sum<8>(sum);
+        for (float& sum : sums) sum = warp_sum<LANES>(sum);
         const float square = sums[Kind::PARTS - 1] / K, mean = LAYER ? sums[0] / K : 0.0f;
         return rsqrtf(fmaxf(square - mean * mean, 0.0f) + eps);
     }

@@ -145,7 +145,10 @@ struct Eights {
     __device__ __forceinline__ int column(int unit) const { return column0 + unit / OF_COLUMNS * 32; }
 
     // Of a cluster: the block that the row belongs to, and its place among this block's rows.
-    __device__ __forceinline__ int owner(int unit) const { return row0 % 64 / TILE::OWN + unit % TILE::OWNERS; }
+    // Warpgroups begin with another one, so that no warp scheduler has only warps that store.
+    __device__ __forceinline__ int owner(int unit) const {
+        return (row0 % 64 / TILE::OWN + row0 / 64 * TILE::OWNERS + unit % TILE::OWNERS) % TILE::SPLIT;
+    }
     __device__ __forceinline__ int own_row(int unit) const {
         return row0 / 64 * TILE::OWN + row0 % TILE::OWN + unit % OF_COLUMNS / 2 * TILE::OWN + unit % 2 * 8 % TILE::OWN;
     }
@@ -261,15 +264,38 @@ __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Rin
     }
 }
 
-// Before a tile is stored: what the epilogue wants to know of the rows of this warpgroup.
+// Factors of the rows that this warpgroup stores, where the epilogue has such: their moments are asked for before the product
+// and come while it is made; where warpgroups take turns, all of it happens while the other one multiplies.
+template <typename TILE, typename EPILOGUE, bool FOUND = finds_factors<EPILOGUE>()>
+struct Factors {
+    __device__ __forceinline__ Factors(const EPILOGUE&, int) {}
+    __device__ __forceinline__ void settle(EPILOGUE&) {}
+    __device__ __forceinline__ static void find(EPILOGUE&, int) {}
+};
 template <typename TILE, typename EPILOGUE>
-__device__ __forceinline__ void find_factors(EPILOGUE& epilogue, int m0) {
-    if constexpr (finds_factors<EPILOGUE>()) {
-        __shared__ float factors[TILE::WARPGROUPS][TILE::WM];
-        const int group = threadIdx.x / 128;
-        epilogue.template find<TILE::WM>(factors[group], m0 + (TILE::PARTS == Parts::rows ? group * TILE::WM : 0), 1 + group);
+struct Factors<TILE, EPILOGUE, true> {
+    using Rows = decltype(EPILOGUE::factors);
+    int first;
+    typename Rows::Asked<TILE::PARTS == Parts::turns ? Rows::AT_ONCE : TILE::WM> asked;
+
+    __device__ __forceinline__ Factors(const EPILOGUE& epilogue, int m0)
+        : first(m0 + (TILE::PARTS == Parts::rows ? group() * TILE::WM : 0)) {
+        if constexpr (TILE::PARTS != Parts::turns) asked = epilogue.factors.template ask<TILE::WM>(first);
     }
-}
+    __device__ __forceinline__ void settle(EPILOGUE& epilogue) {
+        if constexpr (TILE::PARTS != Parts::turns) epilogue.factors.settle(asked, memory(), first, 1 + group());
+    }
+    __device__ __forceinline__ static void find(EPILOGUE& epilogue, int m0) {
+        epilogue.factors.template find<TILE::WM>(memory(), m0, 1 + group());
+    }
+
+private:
+    __device__ __forceinline__ static int group() { return threadIdx.x / 128; }
+    __device__ __forceinline__ static float* memory() {
+        __shared__ float factors[TILE::WARPGROUPS][TILE::WM];
+        return factors[group()];
+    }
+};
 
 // Adds what other blocks of the cluster have of the tile, and stores it.
 template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
@@ -305,8 +331,9 @@ __device__ __forceinline__ void init_barriers(const Ring<TILE>& ring, int m0, in
     barrier_init(ring.turns, 1), barrier_init(ring.turns + 8, 1);
     barrier_init_fence();
     if constexpr (TILE::SPLIT > 1) {
-        const int present = min(M - m0, TILE::BM), of_last = present % 64 - static_cast<int>(blockIdx.z) * TILE::OWN;
-        const int own = present / 64 * TILE::OWN + max(0, min(of_last, TILE::OWN));
+        const int present = min(M - m0, TILE::BM), whole = present / 64;
+        const int place = (blockIdx.z + TILE::SPLIT * TILE::OWNERS * 4 - whole * TILE::OWNERS) % TILE::SPLIT;
+        const int own = whole * TILE::OWN + max(0, min(present % 64 - place * TILE::OWN, TILE::OWN));
         barrier_expect(ring.sums, (TILE::SPLIT - 1) * own * TILE::BN * 4);  // 0: the barrier is passed at once
     }
 }
@@ -343,16 +370,16 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
                     place.skip(work.chunks);
                     continue;
                 }
-                find_factors<TILE>(epilogue, m0);
+                Factors<TILE, EPILOGUE>::find(epilogue, m0);
                 barrier_wait(ring.turns + 8 * group, turn), turn ^= 1;
-            } else {
-                find_factors<TILE>(epilogue, m0);
             }
+            Factors<TILE, EPILOGUE> factors(epilogue, m0);
             multiply<TILE, T>(acc, ring, place, work.chunks);
             if constexpr (TILE::PARTS == Parts::turns) {
                 if (threadIdx.x % 128 == 0) barrier_arrive(ring.turns + 8 * (group ^ 1));
             }
             if constexpr (TILE::SPLIT > 1) cluster_wait();
+            factors.settle(epilogue);
             if (permuted<TILE, ORDER>(n0, N)) {
                 if constexpr (ORDER != Order::plain) deliver<TILE, true>(acc, ring, epilogue, m0, n0, M);
             } else {
