@@ -81,8 +81,8 @@ LAUNCH_US, FIRST_TILE_US = 0.7, 1.1
 EIGHT_US = 0.05  # eight columns of a row of a thread: scaled, activated, stored
 SPLIT_US, CLUSTER_BYTES_PER_CLOCK = 0.3, 12
 SHORT_US = 20.0
-# What short products take longer in clusters whose blocks fill their SMs: e4m3 and bf16 alike, 1.1 to 1.5 in
-# product_times.json and lt_times.json. Those longer than SHORT_US and those of FEW_ROWS do not.
+# What short products take longer in clusters whose blocks fill their SMs, e4m3 and bf16 alike: 1.0 to 1.7 in clusters
+# of two, 2 in clusters of four (product_times.json, lt_times.json). Those longer than SHORT_US do not, nor few rows.
 CLUSTER_FACTOR = 1.25
 
 
