@@ -25,7 +25,7 @@ struct MomentFactors {
     static_assert(COUNT % VECTOR == 0 && VECTOR % PARTS == 0, "loads are whole, and a sum lies beside its squares");
 };
 
-// FOUND: ask() and settle(), or find(), come before of(). Held: what is asked for ahead.
+// FOUND: ask() and settle(), or find(), and the place in `origin` come before of(). Held: what is asked for ahead.
 template <typename KIND>
 struct RowFactors;
 
@@ -59,23 +59,29 @@ template <int K, bool LAYER, int VECTOR>
 struct RowFactors<MomentFactors<K, LAYER, VECTOR>> {
     using Kind = MomentFactors<K, LAYER, VECTOR>;
     static constexpr bool FOUND = true;
-    static constexpr int LANES = 4, AT_ONCE = 128 / LANES, LOADS = ceil_div(Kind::COUNT / VECTOR, LANES);
+    // Lanes that take a row: few, so that rows of most policies need few registers and few sums; all, where rows are long.
+    static constexpr int LANES = Kind::COUNT <= 40 * VECTOR ? 4 : 32, AT_ONCE = 128 / LANES;
+    static constexpr int LOADS = ceil_div(Kind::COUNT / VECTOR, LANES);
+    static constexpr int MOST = 384;  // rows of a block's warpgroups
     struct Held {};
     const float* moments;
     int ld, rows;
     float eps;
-    const float* found = nullptr;  // in shared memory, from row `first` on
-    int first = 0;
+    int origin;  // place of row 0's factor in memory(), if it had one
 
     __device__ __forceinline__ RowFactors(const float* moments, int ld, int rows, float eps)
         : moments(moments), ld(ld), rows(rows), eps(eps) {}
     __device__ __forceinline__ Held hold(int) const { return {}; }
     __device__ __forceinline__ float of(int row, const Held&) const {
-        if (kSabotage == Sabotage::neighbour_scale) row = max(row - 1, first);
-        return found[row - first];
+        if (kSabotage == Sabotage::neighbour_scale) row = row % 64 ? row - 1 : row;
+        return memory()[origin + row];
     }
 
-    // Moments of ROWS rows, in the registers of 128 threads: four lanes take a row.
+    // Whether moments of ROWS rows fit in registers beside accumulators.
+    template <int ROWS>
+    static constexpr bool AHEAD = ROWS / AT_ONCE * LOADS * VECTOR <= 48;
+
+    // Moments of ROWS rows, in the registers of 128 threads.
     template <int ROWS>
     struct Asked {
         static_assert(ROWS % AT_ONCE == 0, "whole passes");
@@ -100,33 +106,35 @@ struct RowFactors<MomentFactors<K, LAYER, VECTOR>> {
         return asked;
     }
 
-    // Their factors into `memory`, for all threads that meet at the named barrier.
+    // Their factors, for all threads of the warpgroup.
     template <int ROWS>
-    __device__ __forceinline__ void settle(const Asked<ROWS>& asked, float* memory, int from, int barrier) {
-        write(asked, memory);
-        found = memory, first = from;
-        named_barrier(barrier, 128);
+    __device__ __forceinline__ void settle(const Asked<ROWS>& asked, int group) const {
+        write(asked, group * ROWS);
+        named_barrier(1 + group, 128);
     }
 
-    // Both, at once, for rows whose moments would not fit in registers beside accumulators; nothing where they are there.
+    // Both, at once, some rows after the other.
     template <int ROWS>
-    __device__ __forceinline__ void find(float* memory, int from, int barrier) {
-        constexpr int SOME = 2 * AT_ONCE;
-        if (found && from == first) return;
-        named_barrier(barrier, 128);  // nobody reads those of the last tile any more
-        for (int row = 0; row < ROWS; row += SOME) write(ask<SOME>(from + row), memory + row);
-        found = memory, first = from;
-        named_barrier(barrier, 128);
+    __device__ __forceinline__ void find(int from, int group) const {
+        named_barrier(1 + group, 128);  // nobody reads those of the last tile any more
+#pragma unroll 1
+        for (int row = 0; row < ROWS; row += AT_ONCE) write(ask<AT_ONCE>(from + row), group * ROWS + row);
+        named_barrier(1 + group, 128);
     }
 
 private:
+    __device__ __forceinline__ static float* memory() {
+        __shared__ float factors[MOST];
+        return factors;
+    }
+
     template <int ROWS>
-    __device__ __forceinline__ void write(const Asked<ROWS>& asked, float* memory) const {
+    __device__ __forceinline__ void write(const Asked<ROWS>& asked, int at) const {
         const int lane = threadIdx.x % LANES, own = threadIdx.x % 128 / LANES;
 #pragma unroll
         for (int pass = 0; pass < ROWS / AT_ONCE; ++pass) {
             const float factor = factor_of(asked.part[pass], lane);
-            if (lane == 0) memory[pass * AT_ONCE + own] = factor;
+            if (lane == 0) memory()[at + pass * AT_ONCE + own] = factor;
         }
     }
 

@@ -30,6 +30,14 @@
 
 namespace frtc {
 
+// Waits for the launches before this one, and lets the next one begin.
+template <typename TILE>
+__device__ __forceinline__ void enter() {
+    if constexpr (TILE::EARLY) grid_release();
+    grid_wait();
+    if constexpr (!TILE::EARLY) grid_release();
+}
+
 template <typename TILE, typename T, Order ORDER>
 __device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap& x, const TensorMap& w,
                                         const TensorMap& plain_w, const int* rows, int M, int N, int k_chunks) {
@@ -51,7 +59,7 @@ __device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap&
             }
         }
     }
-    grid_wait(), grid_release();
+    enter<TILE>();
     const Work<TILE> work(M, N, k_chunks, rows);
     Place<TILE::STAGES> place;
     bool refill = false;
@@ -265,36 +273,35 @@ __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Rin
 }
 
 // Factors of the rows that this warpgroup stores, where the epilogue has such: their moments are asked for before the product
-// and come while it is made; where warpgroups take turns, all of it happens while the other one multiplies.
+// and come while it is made, if they fit in registers; where warpgroups take turns, while the other one multiplies.
 template <typename TILE, typename EPILOGUE, bool FOUND = finds_factors<EPILOGUE>()>
 struct Factors {
     __device__ __forceinline__ Factors(const EPILOGUE&, int) {}
     __device__ __forceinline__ void settle(EPILOGUE&) {}
-    __device__ __forceinline__ static void find(EPILOGUE&, int) {}
+    __device__ __forceinline__ static void find(const EPILOGUE&, int) {}
 };
 template <typename TILE, typename EPILOGUE>
 struct Factors<TILE, EPILOGUE, true> {
     using Rows = decltype(EPILOGUE::factors);
+    static constexpr bool TURNS = TILE::PARTS == Parts::turns, AHEAD = !TURNS && Rows::template AHEAD<TILE::WM>;
     int first;
-    typename Rows::Asked<TILE::PARTS == Parts::turns ? Rows::AT_ONCE : TILE::WM> asked;
+    typename Rows::template Asked<AHEAD ? TILE::WM : Rows::AT_ONCE> asked;
 
     __device__ __forceinline__ Factors(const EPILOGUE& epilogue, int m0)
         : first(m0 + (TILE::PARTS == Parts::rows ? group() * TILE::WM : 0)) {
-        if constexpr (TILE::PARTS != Parts::turns) asked = epilogue.factors.template ask<TILE::WM>(first);
+        if constexpr (AHEAD) asked = epilogue.factors.template ask<TILE::WM>(first);
+        if constexpr (!AHEAD && !TURNS) find(epilogue, first);
     }
     __device__ __forceinline__ void settle(EPILOGUE& epilogue) {
-        if constexpr (TILE::PARTS != Parts::turns) epilogue.factors.settle(asked, memory(), first, 1 + group());
+        if constexpr (AHEAD) epilogue.factors.settle(asked, group());
+        epilogue.factors.origin = group() * TILE::WM - first;
     }
-    __device__ __forceinline__ static void find(EPILOGUE& epilogue, int m0) {
-        epilogue.factors.template find<TILE::WM>(memory(), m0, 1 + group());
+    __device__ __forceinline__ static void find(const EPILOGUE& epilogue, int m0) {
+        epilogue.factors.template find<TILE::WM>(m0, group());
     }
 
 private:
     __device__ __forceinline__ static int group() { return threadIdx.x / 128; }
-    __device__ __forceinline__ static float* memory() {
-        __shared__ float factors[TILE::WARPGROUPS][TILE::WM];
-        return factors[group()];
-    }
 };
 
 // Adds what other blocks of the cluster have of the tile, and stores it.
@@ -354,7 +361,7 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
         if (threadIdx.x == TILE::CONSUMERS) produce<TILE, T, ORDER>(ring, x, w, plain_w, rows, M, N, k_chunks);
     } else {
         if constexpr (TILE::UNEVEN) registers_up<TILE::REGISTERS>();
-        grid_wait(), grid_release();
+        enter<TILE>();
         EPILOGUE epilogue(M, N, 0, of_epilogue...);
         const Work<TILE> work(M, N, k_chunks, rows);
         const int group = threadIdx.x / 128;
@@ -370,7 +377,8 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
                     place.skip(work.chunks);
                     continue;
                 }
-                Factors<TILE, EPILOGUE>::find(epilogue, m0);
+                const bool others = 2 * work.step % work.tall != 0 || tile - work.first < 2 * work.step;  // rows than before
+                if (others) Factors<TILE, EPILOGUE>::find(epilogue, m0);
                 barrier_wait(ring.turns + 8 * group, turn), turn ^= 1;
             }
             Factors<TILE, EPILOGUE> factors(epilogue, m0);

@@ -22,6 +22,7 @@ ROW = 128  # bytes of K in a chunk: the widest swizzle
 GROUP = 32  # columns whose rows of w a tensor map can hand over in another order
 ALIGN = 1024  # of the ring: eight swizzled rows
 FINISH_BYTES = 256  # static shared memory of an epilogue that sums rows
+FACTOR_BYTES = 1536  # static shared memory for factors of rows, of moments (row_factors.cuh)
 
 # What a tile takes beside what its bytes and products say: measured on an H200 at sizes of real policies.
 FACTORS = {
@@ -65,7 +66,10 @@ SHAPES = (
     (1, 32, "rows", 1),
 )
 SPLITS = (1, 2, 4, 8)
-NAMES = ("BLOCKS", "WN", "PARTS", "WARPGROUPS", "STAGES", "SPLIT")
+NAMES = ("BLOCKS", "WN", "PARTS", "WARPGROUPS", "STAGES", "SPLIT", "RELEASE")
+# When the next launch may begin: when the wait of this one is over, or when it has begun, so that two launches' weights
+# are on their way at once. Which is quicker depends on the neighbours: bench/chain_search.py.
+WAITED, BEGUN = "waited", "begun"
 MOST_STAGES, FEWEST_STAGES = 10, 3
 # Products of so few rows wait for weights. Their launches take half of an SM's shared memory, so that the next one's
 # can be on their way while this one works: of the best chain that a prototype found, each two neighbours fit together.
@@ -97,19 +101,20 @@ class Tile:
     stages: int
     split: int
     paired: bool = False
+    release: str = WAITED
 
     @staticmethod
     def of(config: Config, p: Product) -> Tile:
-        blocks, wn, parts, warpgroups, stages, split = (config[name] for name in NAMES)
-        return Tile(blocks, wn, parts, warpgroups, stages, split, _paired(p, wn, split))
+        blocks, wn, parts, warpgroups, stages, split, release = (config[name] for name in NAMES)
+        return Tile(blocks, wn, parts, warpgroups, stages, split, _paired(p, wn, split), release)
 
     def config(self) -> Config:
-        values = (self.blocks, self.wn, self.parts, self.warpgroups, self.stages, self.split)
+        values = (self.blocks, self.wn, self.parts, self.warpgroups, self.stages, self.split, self.release)
         return dict(zip(NAMES, values, strict=True))
 
     @property
     def cuda(self) -> str:
-        flags = f"{str(self.persistent).lower()}, {str(self.paired).lower()}"
+        flags = ", ".join(str(flag).lower() for flag in (self.persistent, self.paired, self.release == BEGUN))
         numbers = f"{self.blocks}, {self.wn}, frtc::Parts::{self.parts}, {self.warpgroups}, {self.stages}, {self.split}"
         return f"frtc::WgmmaTile<{numbers}, {flags}>"
 
@@ -154,11 +159,6 @@ class Tile:
     @property
     def smem(self) -> int:
         return ALIGN + self.ring + self.received + 16 * self.stages + 32
-
-    @property
-    def factor_bytes(self) -> int:
-        """Static shared memory for the factors of the rows that each warpgroup stores."""
-        return 4 * 64 * self.blocks * self.warpgroups
 
     @property
     def warps(self) -> int:
@@ -211,7 +211,7 @@ def tiles_of(p: Product, target: Target) -> list[Tile]:
         for split in SPLITS:
             tile = _fitted(Tile(blocks, wn, parts, warpgroups, 0, split, _paired(p, wn, split)), p, target)
             if tile is not None and not _wasteful(tile, p, target):
-                found.append(tile)
+                found += [replace(tile, release=r) for r in ((WAITED, BEGUN) if p.m <= FEW_ROWS else (WAITED,))]
     return found
 
 
@@ -222,7 +222,7 @@ def _fitted(tile: Tile, p: Product, target: Target) -> Tile | None:
     if tile.split > 1 and tile.blocks * tile.wn >= 192:
         return None  # 96 accumulators leave too few registers for the sums of others: ptxas spills
     room = min(target.smem_per_block, target.smem_per_sm // 2 - KiB if p.m <= FEW_ROWS else target.smem_per_block)
-    room -= FINISH_BYTES + tile.smem + (0 if p.norm == "none" else tile.factor_bytes)
+    room -= FINISH_BYTES + tile.smem + (0 if p.norm == "none" else FACTOR_BYTES)
     stages = min(room // (tile.stage_bytes + 16), MOST_STAGES)
     wanted = math.ceil(chunks_of(p) / tile.split) * (2 if tile.persistent else 1)
     if stages < FEWEST_STAGES:

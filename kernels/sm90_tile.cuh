@@ -9,11 +9,13 @@ namespace frtc {
 enum class Parts { rows, columns, turns };
 enum class Order { plain, permuted, whole };
 
-template <int BLOCKS_, int WN_, Parts PARTS_, int WARPGROUPS_, int STAGES_, int SPLIT_, bool PERSISTENT_, bool PAIRED_>
+template <int BLOCKS_, int WN_, Parts PARTS_, int WARPGROUPS_, int STAGES_, int SPLIT_, bool PERSISTENT_, bool PAIRED_,
+          bool EARLY_>
 struct WgmmaTile {
     static constexpr int BLOCKS = BLOCKS_, WN = WN_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, SPLIT = SPLIT_;
     static constexpr Parts PARTS = PARTS_;
     static constexpr bool PERSISTENT = PERSISTENT_, PAIRED = PAIRED_;  // paired: two blocks fit on an SM
+    static constexpr bool EARLY = EARLY_;  // the next launch may begin when this one has begun, not when its wait is over
     static constexpr int WM = 64 * BLOCKS, BM = WM * (PARTS == Parts::rows ? WARPGROUPS : 1);
     static constexpr int BN = WN * (PARTS == Parts::columns ? WARPGROUPS : 1);
     static constexpr int CONSUMERS = 128 * WARPGROUPS;
