@@ -145,7 +145,7 @@ private:
         for (int i = 0; i < LOADS; ++i) {
 #pragma unroll
             for (int j = 0; j < VECTOR; ++j) {
-                const bool last = (i * LANES + lane) * VECTOR + j >= Kind::COUNT - Kind::PARTS;
+                const bool last = (i * LANES + lane + 1) * VECTOR >= Kind::COUNT;
                 if (kSabotage != Sabotage::last_moment || !last) sums[j % Kind::PARTS] += part[i].at[j];
             }
         }

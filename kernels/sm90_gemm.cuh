@@ -49,6 +49,7 @@ __device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap&
             tensor_load(ring.w(stage), plain_w, ring.full + 8 * stage, chunk * K, n0);
         }
     };
+    tensor_map_prefetch(x);
     int ahead = 0;  // stages whose w is on its way
     if (!rows) {
         const Work<TILE> work(M, N, k_chunks, nullptr);
@@ -176,31 +177,103 @@ inline constexpr int kAhead = [] {
     return !VECTORS || fit < 1 ? 0 : fit < most ? fit : most;
 }();
 
-// Everything of a tile. Operands of the epilogue are asked for some units ahead of their use; where registers are short, a
-// branch around each unit keeps those of the next ones out of them.
-template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
-__device__ __forceinline__ void store_tile(const WgmmaSums<TILE>& acc, const EPILOGUE& epilogue, int m0, int n0) {
-    using Units = Eights<TILE>;
-    constexpr int AHEAD = kAhead<TILE, EPILOGUE, VECTORS, 6>;
-    constexpr bool APART = AHEAD == 0 && (sizeof(typename EPILOGUE::Row) > 4 || finds_factors<EPILOGUE>());
-    const Units units;
-    const auto row_of = [&](int u) { return epilogue.template row_at<VECTORS>(m0 + units.row(u), n0 + units.column(u)); };
-    typename EPILOGUE::Row rows[AHEAD ? AHEAD : 1];
+// Operands of the epilogue that are asked for before the product, whose time hides theirs: those of the first eight columns of
+// each thread, and of rows where one warpgroup has registers for them. Where it is known when this is compiled that they
+// move as vectors, and no warpgroup takes turns.
+template <typename TILE, typename EPILOGUE, int MOST>
+struct Operands {
+    static constexpr bool EARLY = EPILOGUE::WHOLE && TILE::PARTS != Parts::turns;
+    static constexpr int ROWS = EARLY && TILE::WARPGROUPS == 1 && TILE::WN <= 64 ? kAhead<TILE, EPILOGUE, true, MOST> : 0;
     typename EPILOGUE::Columns columns;
+    typename EPILOGUE::Row rows[ROWS ? ROWS : 1];
+
+    __device__ __forceinline__ Operands(const EPILOGUE& epilogue, int m0, int n0) {
+        if constexpr (EARLY) {
+            const Eights<TILE> units;
+            columns = epilogue.template columns_at<true>(n0 + units.column(0));
 #pragma unroll
-    for (int u = 0; u < AHEAD; ++u) rows[u] = row_of(u);
+            for (int u = 0; u < ROWS; ++u) rows[u] = epilogue.template row_at<true>(m0 + units.row(u), n0 + units.column(u));
+        }
+    }
+};
+template <typename TILE>
+inline constexpr int kMostAhead = TILE::SPLIT > 1 ? Eights<TILE>::COUNT : 6;  // of a cluster all: sums travel meanwhile
+
+// Hands a thread's units to `use` with the operands of their columns and rows, which are asked for some units ahead; rows from
+// `first` on were asked for by Operands. Where registers are short, nothing is.
+template <bool VECTORS, typename TILE, typename EPILOGUE>
+class Ahead {
+    using Units = Eights<TILE>;
+    using Given = Operands<TILE, EPILOGUE, kMostAhead<TILE>>;
+
+public:
+    static constexpr int ROWS = kAhead<TILE, EPILOGUE, VECTORS, kMostAhead<TILE>>;
+
+    __device__ __forceinline__ Ahead(const EPILOGUE& epilogue, const Given& given, int m0, int n0)
+        : epilogue(epilogue), m0(m0), n0(n0) {
+        if constexpr (Given::EARLY && VECTORS) columns = given.columns;
 #pragma unroll
-    for (int u = 0; u < Units::COUNT; ++u) {
-        if (u % Units::OF_COLUMNS == 0) columns = epilogue.template columns_at<VECTORS>(n0 + units.column(u));
+        for (int u = 0; u < ROWS; ++u) {
+            if constexpr (Given::ROWS == ROWS && VECTORS) rows[u] = given.rows[u];
+            else rows[u] = row_of(u);
+        }
+    }
+
+    __device__ __forceinline__ typename EPILOGUE::Row row_of(int u) const {
+        return epilogue.template row_at<VECTORS>(m0 + units.row(u), n0 + units.column(u));
+    }
+
+    // Of unit u, in order; what comes later is asked for.
+    __device__ __forceinline__ typename EPILOGUE::Columns columns_of(int u) {
+        constexpr bool NEXT = Given::EARLY && VECTORS && ROWS > 0;
+        if (u % Units::OF_COLUMNS == 0) {
+            if constexpr (NEXT) {
+                if (u > 0) columns = next;
+                if (u + Units::OF_COLUMNS < Units::COUNT) next = columns_at(u + Units::OF_COLUMNS);
+            } else if (u > 0 || !(Given::EARLY && VECTORS)) {
+                columns = columns_at(u);
+            }
+        }
+        return columns;
+    }
+    __device__ __forceinline__ typename EPILOGUE::Row take_row(int u) {
+        if constexpr (ROWS == 0) return row_of(u);
+        const typename EPILOGUE::Row found = rows[u % (ROWS ? ROWS : 1)];
+        if (u + ROWS < Units::COUNT) rows[u % (ROWS ? ROWS : 1)] = row_of(u + ROWS);
+        return found;
+    }
+
+private:
+    __device__ __forceinline__ typename EPILOGUE::Columns columns_at(int u) const {
+        return epilogue.template columns_at<VECTORS>(n0 + units.column(u));
+    }
+
+    const EPILOGUE& epilogue;
+    const int m0, n0;
+    const Units units;
+    typename EPILOGUE::Columns columns, next;
+    typename EPILOGUE::Row rows[ROWS ? ROWS : 1];
+};
+
+// Everything of a tile. Where registers are short, a branch around each unit keeps the operands of the next ones out of them.
+template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE, typename GIVEN>
+__device__ __forceinline__ void store_tile(const WgmmaSums<TILE>& acc, const EPILOGUE& epilogue, const GIVEN& given, int m0,
+                                           int n0) {
+    using Operand = Ahead<VECTORS, TILE, EPILOGUE>;
+    constexpr bool APART =
+        Operand::ROWS == 0 && (sizeof(typename EPILOGUE::Row) > 4 || finds_factors<EPILOGUE>());
+    const Eights<TILE> units;
+    Operand ahead(epilogue, given, m0, n0);
+#pragma unroll
+    for (int u = 0; u < Eights<TILE>::COUNT; ++u) {
+        const typename EPILOGUE::Columns columns = ahead.columns_of(u);
         float v[8];
-        Units::template get<PERMUTED>(v, acc, u);
+        Eights<TILE>::template get<PERMUTED>(v, acc, u);
         const int row = m0 + units.row(u), column = n0 + units.column(u);
-        if constexpr (AHEAD) {
-            const typename EPILOGUE::Row of_row = rows[u % AHEAD];
-            if (u + AHEAD < Units::COUNT) rows[u % AHEAD] = row_of(u + AHEAD);
-            epilogue.template store<VECTORS>(row, column, v, columns, of_row);
-        } else if (!APART || epilogue.exists(row, column)) {
-            epilogue.template store<VECTORS>(row, column, v, columns, row_of(u));
+        if constexpr (!APART) {
+            epilogue.template store<VECTORS>(row, column, v, columns, ahead.take_row(u));
+        } else if (epilogue.exists(row, column)) {
+            epilogue.template store<VECTORS>(row, column, v, columns, ahead.row_of(u));
         }
     }
 }
@@ -234,27 +307,19 @@ __device__ __forceinline__ void send_sums(const WgmmaSums<TILE>& acc, const Ring
 }
 
 // Stores this block's own rows once the sums of the other blocks are there.
-template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
-__device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0,
-                                           int n0) {
-    constexpr int COUNT = Eights<TILE>::COUNT, AHEAD = kAhead<TILE, EPILOGUE, VECTORS, COUNT>;  // while the sums travel
+template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE, typename GIVEN>
+__device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue,
+                                           const GIVEN& given, int m0, int n0) {
     const Eights<TILE> units;
     const int rank = blockIdx.z;
     if (units.owner(0) / TILE::OWNERS != rank / TILE::OWNERS) return;
-    const auto mine = [&](int u) { return u % TILE::OWNERS == rank % TILE::OWNERS; };
-    const auto row_of = [&](int u) { return epilogue.template row_at<VECTORS>(m0 + units.row(u), n0 + units.column(u)); };
-    typename EPILOGUE::Row rows[AHEAD ? AHEAD : 1];
-#pragma unroll
-    for (int u = 0; u < AHEAD; ++u) {
-        if (mine(u)) rows[u] = row_of(u);
-    }
+    Ahead<VECTORS, TILE, EPILOGUE> ahead(epilogue, given, m0, n0);
     barrier_wait(ring.sums, 0);
 #pragma unroll
-    for (int u = 0; u < COUNT; ++u) {
-        typename EPILOGUE::Row of_row = rows[AHEAD ? u % AHEAD : 0];
-        if (AHEAD && u + AHEAD < COUNT && mine(u + AHEAD)) rows[u % AHEAD] = row_of(u + AHEAD);
-        if (!mine(u)) continue;
-        if constexpr (!AHEAD) of_row = row_of(u);
+    for (int u = 0; u < Eights<TILE>::COUNT; ++u) {
+        const typename EPILOGUE::Columns columns = ahead.columns_of(u);
+        const typename EPILOGUE::Row of_row = ahead.take_row(u);
+        if (u % TILE::OWNERS != rank % TILE::OWNERS) continue;
         float own[8], sum[8] = {};
         Eights<TILE>::template get<PERMUTED>(own, acc, u);
 #pragma unroll
@@ -267,8 +332,7 @@ __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Rin
                 sum[4 * h] += four.x, sum[4 * h + 1] += four.y, sum[4 * h + 2] += four.z, sum[4 * h + 3] += four.w;
             }
         }
-        const int row = m0 + units.row(u), column = n0 + units.column(u);
-        epilogue.template store<VECTORS>(row, column, sum, epilogue.template columns_at<VECTORS>(column), of_row);
+        epilogue.template store<VECTORS>(m0 + units.row(u), n0 + units.column(u), sum, columns, of_row);
     }
 }
 
@@ -305,24 +369,24 @@ private:
 };
 
 // Adds what other blocks of the cluster have of the tile, and stores it.
-template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE>
-__device__ __forceinline__ void deliver_as(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0,
-                                           int n0, int M) {
+template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE, typename GIVEN>
+__device__ __forceinline__ void deliver_as(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue,
+                                           const GIVEN& given, int m0, int n0, int M) {
     if constexpr (TILE::SPLIT > 1) {
         send_sums<TILE, PERMUTED>(acc, ring, m0, M);
         __syncwarp();
-        store_sums<VECTORS, TILE, PERMUTED>(acc, ring, epilogue, m0, n0);
+        store_sums<VECTORS, TILE, PERMUTED>(acc, ring, epilogue, given, m0, n0);
     } else {
-        store_tile<VECTORS, TILE, PERMUTED>(acc, epilogue, m0, n0);
+        store_tile<VECTORS, TILE, PERMUTED>(acc, epilogue, given, m0, n0);
     }
 }
-template <typename TILE, bool PERMUTED, typename EPILOGUE>
-__device__ __forceinline__ void deliver(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue, int m0,
-                                        int n0, int M) {
+template <typename TILE, bool PERMUTED, typename EPILOGUE, typename GIVEN>
+__device__ __forceinline__ void deliver(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue,
+                                        const GIVEN& given, int m0, int n0, int M) {
     if (EPILOGUE::WHOLE || epilogue.whole()) {
-        deliver_as<true, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
+        deliver_as<true, TILE, PERMUTED>(acc, ring, epilogue, given, m0, n0, M);
     } else if constexpr (!EPILOGUE::WHOLE) {
-        deliver_as<false, TILE, PERMUTED>(acc, ring, epilogue, m0, n0, M);
+        deliver_as<false, TILE, PERMUTED>(acc, ring, epilogue, given, m0, n0, M);
     }
 }
 
@@ -361,6 +425,8 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
         if (threadIdx.x == TILE::CONSUMERS) produce<TILE, T, ORDER>(ring, x, w, plain_w, rows, M, N, k_chunks);
     } else {
         if constexpr (TILE::UNEVEN) registers_up<TILE::REGISTERS>();
+        // Here, not before sums are sent: it would wait for all loads, those of operands too.
+        if constexpr (TILE::SPLIT > 1) cluster_wait();
         enter<TILE>();
         EPILOGUE epilogue(M, N, 0, of_epilogue...);
         const Work<TILE> work(M, N, k_chunks, rows);
@@ -382,16 +448,16 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
                 barrier_wait(ring.turns + 8 * group, turn), turn ^= 1;
             }
             Factors<TILE, EPILOGUE> factors(epilogue, m0);
+            const Operands<TILE, EPILOGUE, kMostAhead<TILE>> given(epilogue, m0, n0);
             multiply<TILE, T>(acc, ring, place, work.chunks);
             if constexpr (TILE::PARTS == Parts::turns) {
                 if (threadIdx.x % 128 == 0) barrier_arrive(ring.turns + 8 * (group ^ 1));
             }
-            if constexpr (TILE::SPLIT > 1) cluster_wait();
             factors.settle(epilogue);
             if (permuted<TILE, ORDER>(n0, N)) {
-                if constexpr (ORDER != Order::plain) deliver<TILE, true>(acc, ring, epilogue, m0, n0, M);
+                if constexpr (ORDER != Order::plain) deliver<TILE, true>(acc, ring, epilogue, given, m0, n0, M);
             } else {
-                if constexpr (ORDER != Order::permuted) deliver<TILE, false>(acc, ring, epilogue, m0, n0, M);
+                if constexpr (ORDER != Order::permuted) deliver<TILE, false>(acc, ring, epilogue, given, m0, n0, M);
             }
             if constexpr (!TILE::PERSISTENT) {
                 epilogue.template finish<TILE::CONSUMERS, TILE::SPLIT>(unaligned + (base - start), m0);
