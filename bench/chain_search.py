@@ -48,7 +48,8 @@ from frtc.runtime.emulator import Emulator
 from frtc.runtime.session import Session
 
 OPS = ("linear", "gated_linear", "linear_rope_qkv", "linear_moments", "linear_norm", "attention")
-NEAR, MOST = 1.6, 8  # candidates: of an estimate up to so many times the least, the best so many of them
+NEAR, MOST = 1.6, 7  # candidates: of an estimate up to so many times the least, the best so many of them
+SHARE = 0.03  # sites of a smaller share of the program's launches are left to the cost model
 GAIN = 0.998  # what is kept must be quicker than this share of the time before
 SAMPLES, WARM_UP = 40, 5
 PROCESSES = 4  # that compile for a case
@@ -160,8 +161,9 @@ class Search:
         for program in programs:
             best = before[program]
             for key, launches, candidates in sorted(base.sites[program], key=lambda s: -s[1] * s[2][0].us):
-                if key in self.chosen or time.perf_counter() > self.until:
-                    continue  # chosen for another program or case
+                few = launches < SHARE * sum(n for _, n, _ in base.sites[program])
+                if few or key in self.chosen or time.perf_counter() > self.until:
+                    continue  # or chosen for another program or case
                 best = self._site(program, key, launches, candidates, best)
                 yield
 

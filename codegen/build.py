@@ -7,7 +7,7 @@ or target; two builds of the same module for the same target give equal programs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frtc.codegen.dependences import verify_no_race, with_dependences
 from frtc.codegen.emit import Emitted, Emitter
@@ -16,6 +16,7 @@ from frtc.codegen.nvrtc import Job, compile_all
 from frtc.codegen.placement import Placement, place_module
 from frtc.codegen.places import Buffer, Place, new_place
 from frtc.codegen.pointwise import copy_site
+from frtc.codegen.settled import settled_rows
 from frtc.errors import FrtcError
 from frtc.kernels.catalog import CATALOG, Catalog
 from frtc.kernels.spec import Stage as KernelStage
@@ -205,7 +206,25 @@ def _stage(name: str, emitted: list[Emitted], target: Target, index: Mapping[Job
     meets = [any(stage.meets for stage in _stages(e, target)) for e in emitted]
     calls = with_dependences([call_of(e, target, index) for e in emitted], rounds, meets)
     verify_no_race(calls, rounds)
-    return Stage(name, calls)
+    return Stage(name, _settled(calls, emitted, target, rounds))
+
+
+def _settled(calls: tuple[Call, ...], emitted: list[Emitted], target: Target, rounds: int) -> tuple[Call, ...]:
+    """With the rows that launches may read before they wait."""
+    stages = [_stages(e, target) for e in emitted]
+    begun = [any(stage.begun for stage in own) for own in stages]
+    found = []
+    for i, (call, own) in enumerate(zip(calls, stages, strict=True)):
+        launches = []
+        for launch, stage in zip(call.launches, own, strict=True):
+            if launch.early and stage.settled:
+                at, *places = stage.settled
+                params = list(launch.params)
+                params[at] = ("i32", settled_rows(calls, i, places, begun, rounds))
+                launch = replace(launch, params=tuple(params))
+            launches.append(launch)
+        found.append(replace(call, launches=tuple(launches)))
+    return tuple(found)
 
 
 def call_of(e: Emitted, target: Target, index: Mapping[Job, int]) -> Call:

@@ -5,7 +5,8 @@
 //
 //   visible   as in sm90_attention.cuh; without any key the result is zero
 //   keys      block r takes keys r KEYS .. r KEYS + KEYS - 1, all at once: k and v are asked for as soon as the grids
-//             before are complete, before the number of valid keys is known. Which block has which keys does not depend
+//             before are complete, or at once where these are among the first `settled` rows, which they do not write;
+//             before the number of valid keys is known. Which block has which keys does not depend
 //             on that number: evening out what a hole leaves would cost the latency of reading it, more than it saves.
 //   grid      (SPLIT * tiles of ROWS / PACK queries, HQ / PACK, B), clusters of SPLIT     block  128: one warpgroup
 //   products  of 64 rows, of which ROWS count: the code runs once, fewer instructions matter more than idle rows
@@ -249,7 +250,7 @@ template <typename TOut, int D, int DV, int KEYS, int ROWS, int SPLIT, int PACK>
 __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(128, 1)
 sm90_attention_split(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                      const __grid_constant__ TensorMap v_map, const int* length, TOut* out, i64 out_batch, i64 out_head,
-                     i64 out_row, int group, int sq, int sk, int resume, float scale, const float* inv) {
+                     i64 out_row, int group, int sq, int sk, int resume, float scale, const float* inv, int settled) {
     using Tile = SplitTile<D, DV, KEYS, ROWS, SPLIT>;
     extern __shared__ __align__(1024) unsigned char smem[];
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
@@ -272,19 +273,24 @@ sm90_attention_split(const __grid_constant__ TensorMap q_map, const __grid_const
     int head_kv = blockIdx.y;  // the compiler would put the division behind the wait, on the way to the first copy
     if (group != PACK) head_kv = head / group;
     cluster_wait();  // every block of the cluster has its barriers
-    grid_wait();
-
-    if (lane == 0) {
-        if (warp < Tile::KEY_PANELS) {
-            const u32 full = panel_full + 8 * warp;
-            barrier_expect(full, Tile::Q_PANEL + Tile::K_PANEL);
-            tensor_load(base + warp * Tile::Q_PANEL, q_map, full, warp * 64, head, query, batch);
+    const u32 full = panel_full + 8 * warp;
+    const auto load_keys = [&] {
+        if (warp < Tile::KEY_PANELS)
             tensor_load(base + Tile::K_AT + warp * Tile::K_PANEL, k_map, full, warp * 64, head_kv, start, batch);
-        }
-        if (warp < Tile::VALUE_PANELS) {
-            barrier_expect(v_full, Tile::K_PANEL);
+        if (warp < Tile::VALUE_PANELS)
             tensor_load(base + Tile::V_AT + warp * Tile::K_PANEL, v_map, v_full, warp * 64, head_kv, start, batch);
-        }
+    };
+    const bool ahead = start + KEYS <= settled;  // keys that the grids before do not write
+    if (lane == 0) {
+        if (warp < Tile::KEY_PANELS) barrier_expect(full, Tile::Q_PANEL + Tile::K_PANEL);
+        if (warp < Tile::VALUE_PANELS) barrier_expect(v_full, Tile::K_PANEL);
+        if (ahead) load_keys();
+    }
+    grid_wait();
+    if (lane == 0) {
+        if (warp < Tile::KEY_PANELS)
+            tensor_load(base + warp * Tile::Q_PANEL, q_map, full, warp * 64, head, query, batch);
+        if (!ahead) load_keys();
     }
     grid_release();
     const KeyTiles<KEYS> keys(length ? *length : sk, resume, sk);

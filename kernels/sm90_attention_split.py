@@ -5,7 +5,7 @@ from __future__ import annotations
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.sm90_attention import LAUNCH_US, PANEL, SLOWER, WIDTHS, maps_of, pack, params_of, refuse_kind
 from frtc.kernels.smxx_attention import MAX_GRID_Z, Shape, operands_of
-from frtc.kernels.spec import Config, Kernel, Site, Stage
+from frtc.kernels.spec import Config, Kernel, Param, Site, Stage
 from frtc.kernels.targets import Target
 
 SOURCE = "sm90_attention_split.cuh"
@@ -127,15 +127,17 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     rows, split = config["ROWS"], config["SPLIT"]
     packed, keys = pack(shape, rows), keys_of(shape, split)
     sizes = ", ".join(map(str, (shape.d, shape.dv, keys, rows, split, packed)))
+    params = params_of(site)
     stage = Stage(
         source=SOURCE,
         entry=f"frtc::sm90_attention_split<{DTYPES[site.results[0].dtype].cuda}, {sizes}>",
         grid=(split * _ceil_div(shape.sq, rows // packed), _groups(shape, rows), shape.batch),
         block=THREADS,
         smem=smem_bytes(shape, rows, split),
-        params=params_of(site),
+        params=(*params, Param("i32", 0)),
         tensormaps=maps_of(site, rows, keys),
         waits=True,
+        settled=(len(params), 1, 2),
     )
     return (stage,)
 

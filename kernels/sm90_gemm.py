@@ -312,6 +312,7 @@ def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: S
         tensormaps=maps,
         waits=True,
         ahead=(p.w.index,),
+        begun=tile.release == BEGUN,
     )  # fmt: skip
 
 

@@ -103,6 +103,9 @@ class Stage:
     ahead       places of operands that are read before grid_wait() all the same: the launch is early only where they
                 are weights
     meets       its blocks wait for each other, all on SMs at once: no other such launch may run beside it
+    begun       it lets the next launch begin before it has waited itself
+    settled     () or (i, places of operands): parameter i is an i32 that the builder sets to how many of their leading
+                rows the launch may read before grid_wait() (codegen/settled.py); 0 is always right
     """
 
     source: str
@@ -116,6 +119,8 @@ class Stage:
     waits: bool = False
     ahead: tuple[int, ...] = ()
     meets: bool = False
+    begun: bool = False
+    settled: tuple[int, ...] = ()
 
 
 Config = Mapping[str, Any]  # one candidate: template arguments by name
