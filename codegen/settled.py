@@ -1,8 +1,8 @@
 """Rows that a launch may read before it waits: those that nothing before it in its program writes.
 
 A launch may begin before those that it depends on have ended, and waits for them before it reads what they write. Rows
-of keys and values that an earlier program has cached are complete long before, if some launch that comes before this one
-has waited for all that came before itself: one that lets the next launch begin only then.
+of keys and values that an earlier program has cached are complete long before, if some launch that comes before this
+one has waited for all that came before itself: one that lets the next launch begin only then.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ def products_of(program: Program) -> list[Product]:
             if x is None or w is None or w.space != WEIGHTS or len(w.shape) != 2:
                 continue
             kind = "fp8" if x.dtype == "e4m3" else "w8a16" if w.dtype == "e4m3" else x.dtype
-            scales = "" if kind != "fp8" else "per row" if operands.get("x_scale") else "static"
+            moments = call.op != "linear_moments" and call.attrs.get("norm", "none") != "none"  # x_scale has these
+            scales = "" if kind != "fp8" else "per row" if operands.get("x_scale") and not moments else "static"
             found.append(Product(stage.name, i, names.get(w.offset, call.name), kind, scales))
     return found
 

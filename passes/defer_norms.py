@@ -1,4 +1,4 @@
-"""defer_norms: products take a value before its norm and make up for it, so that no launch reads the value only to norm it.
+"""defer_norms: products take a value before its norm and make up for it, so that no launch reads it only to norm it.
 
     s = linear(x, w, ..); y = norm(s, ..); linear(y, W, b)  ->  (s, m, z) = linear_moments(x, w, ..)
                                                                 linear(z, W', b + t W^T, x_scale=m, norm=..)
@@ -115,7 +115,7 @@ class _Deferring:
 
 
 def _absorbs(reader: Node, norm: Node) -> bool:
-    """A product by one weight, that nothing has been scaled in yet, whose bias and the norm's shift add to a constant."""
+    """A product by one weight, nothing scaled yet, whose bias and the norm's shift add to a constant."""
     names = OPS[reader.op].operands
     given = dict(zip(names, reader.args, strict=False))
     if reader.op not in ("linear", "gated_linear") or norm in reader.args[1:] or reader["per_row"]:

@@ -31,11 +31,15 @@ def name_weights(module: Module) -> Module:
 
 
 def _constants(graph: Graph) -> list[Node]:
-    """Maximal constant expressions, in the order of their readers; scalar literals are none."""
+    """Maximal constant expressions, in the order of their readers; scalar literals are none.
+
+    Tables of which a round takes an entry come last: such as are made of a product's weights leave it the name.
+    """
     found: dict[Node, None] = {}
-    for node in graph.nodes:
-        if not node.is_const:
-            found.update((a, None) for a in node.operands if a.is_const and not _is_scalar(a))
+    for tables in (False, True):
+        for node in graph.nodes:
+            if not node.is_const and (node.op == "index") == tables:
+                found.update((a, None) for a in node.operands if a.is_const and not _is_scalar(a))
     found.update((r, None) for r in graph.roots if r.is_const)
     return list(found)
 
