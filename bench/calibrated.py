@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bench.full_model import STATIC, Compiling, Shape, checkpoint, observation, options, scales_path
-from frtc.calibrate import histograms_of
+from frtc.calibrate import counted_of
 from frtc.compiler import import_module, open_model, sizes_of
 from frtc.lowering.ir import fresh_nodes
 from frtc.passes.limit_rows import limit_rows
@@ -61,10 +61,10 @@ def calibrated(shape: Shape, device: str) -> dict[str, Any]:
         running = TorchRun(limit_rows(front), opened.read, device, uploads)
         running.constants.evaluate()
         lap("weights")
-    histograms = histograms_of(running, observed, SAMPLES)
+    counted = counted_of(running, observed, SAMPLES)
     lap("samples")
     about = {"path": "bench.full_model.observation", "kind": "drawn", "frames": SAMPLES, "seed": SEED}
-    scales = Scales.made(key, map(Site.of, sites_of(front)), histograms, SAMPLES, about, ["drawn at random"])
+    scales = Scales.made(key, Site.all_of(sites_of(front)), counted, SAMPLES, about, ["drawn at random"])
     write_scales(scales_path(shape), scales)
     seconds = lap("scales")
     del running

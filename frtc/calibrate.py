@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from frtc.compiler import (
@@ -35,17 +37,20 @@ from frtc.errors import FrtcError, UsageError
 from frtc.histogram import Histogram
 from frtc.lowering.ir import Node, fresh_nodes
 from frtc.lowering.ops import OPS
+from frtc.norm_noise import LARGEST, before_norm, noise_of
 from frtc.passes.limit_rows import limit_rows
 from frtc.passes.norm_readers import unnormed_of
 from frtc.passes.pipeline import Options, run_passes
-from frtc.passes.sites import UNNORMED, GemmSite, sites_of
+from frtc.passes.sites import UNNORMED, GemmSite, sites_of, weights_of
 from frtc.passes.standard import FRONT
 from frtc.runtime.policy_steps import PolicySteps
-from frtc.scales import HEADROOM, METHODS, QUIET, QUIETEST, Scales, Site
+from frtc.scales import HEADROOM, METHODS, UNNORMED_HEADROOM, Counted, Scales, Site
 from frtc.scales_key import key_of
 from frtc.site_counts import SiteCounts
 from frtc.torch_run import TorchRun, device_named
 from frtc.torch_upload import uploading
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +131,13 @@ def calibration_of(
         seconds.lap("weights")
     steps = PolicySteps(policy, opened.files.tokenizer, wishes.seed)
     inputs = (steps.prepare(observation, draw=i).inputs for i, observation in enumerate(observations))
-    counted = histograms_of(running, inputs, len(observations), progress)
+    counted = counted_of(running, inputs, len(observations), progress)
     seconds.lap("samples")
-    histograms = _required_finite(counted)
+    _require_finite(counted.histograms)
     about = {"path": data.name, "kind": found.kind, "frames": found.frames, "seed": wishes.seed}
     sites = Site.all_of(sites_of(front))
     chosen = (len(observations), about, why, wishes.method, wishes.headroom)
-    scales = Scales.made(key, sites, histograms, *chosen)
+    scales = Scales.made(key, sites, counted, *chosen)
     seconds.lap("scales")
     return Calibration(scales, str(running.device), seconds.found)
 
@@ -143,9 +148,9 @@ def _require(wishes: Wishes) -> None:
         raise UsageError("option.method", f"there is no method {wishes.method}", rows)
 
 
-def histograms_of(
+def counted_of(
     running: TorchRun, inputs: Iterable[Mapping[str, Any]], samples: int, progress: Progress = silent
-) -> dict[str, tuple[Histogram, ...]]:
+) -> Counted:
     """Of each site, one sample of device inputs after the other."""
     taps = _Taps(running, samples, progress)
     for number, given in enumerate(inputs):
@@ -153,16 +158,16 @@ def histograms_of(
         known = {name: value for name, value in given.items() if name in running.module.inputs}
         running(known, taps.watch, taps)
     rows = taps.counts.histograms()
-    return {name: tuple(rows[at : at + count]) for name, (at, count) in taps.places.items()}
+    histograms = {name: tuple(rows[at : at + count]) for name, (at, count) in taps.places.items()}
+    return Counted(histograms, taps.noises())
 
 
-def _required_finite(counted: dict[str, tuple[Histogram, ...]]) -> dict[str, tuple[Histogram, ...]]:
+def _require_finite(counted: Mapping[str, tuple[Histogram, ...]]) -> None:
     bad = {name: sum(h.nonfinite for h in rows) for name, rows in counted.items() if any(h.nonfinite for h in rows)}
     if bad:
         rows = [(name, f"{count} values are NaN or infinite") for name, count in list(bad.items())[:5]]
         hint = "`frtc run` on the same observations shows whether the checkpoint's actions are finite"
         raise FrtcError("calibrate.nonfinite", f"{len(bad)} sites do not see finite values", rows, hint)
-    return counted
 
 
 class _Taps:
@@ -171,6 +176,7 @@ class _Taps:
     watch    nodes: what sites read, what that is the norm of, how many of its rows are real, and the sites, when all
              of it is known
     places   name of values (Site) -> (their first row, how many); sites that read one value share rows
+    noise    f64 [rows, 2], of products behind a norm: frtc/norm_noise.py
     """
 
     def __init__(self, running: TorchRun, samples: int, progress: Progress) -> None:
@@ -180,35 +186,46 @@ class _Taps:
         rows, known = 0, dict[tuple[str, Node, Node | None], int]()
         for site in sites_of(running.module):
             what, count = (site.program, site.x, rows_of(site.node)), site.rounds or 1
-            endings = ("", UNNORMED, QUIET) if unnormed_of(site.x) else ("",)
+            endings = ("", UNNORMED) if unnormed_of(site.x) else ("",)
             if what not in known:
                 known[what], self.at[site.node] = rows, (rows, site)
                 rows += count * len(endings)
             for i, ending in enumerate(endings):
                 self.places[site.name + ending] = (known[what] + i * count, count)
         self.total = samples * sum(site.rounds or 1 for _, site in self.at.values())
-        self.counts = SiteCounts(rows, running.device)
+        self.counts, self.constants = SiteCounts(rows, running.device), running.constants
+        self.noise = torch.zeros(rows, 2, dtype=torch.float64, device=running.device)
         self.readers = Counter(n for _, site in self.at.values() for n in _operands(site))
         self.watch = frozenset((*self.at, *self.readers))
         self.held: dict[Node, tuple[Any, int]] = {}  # value, sites that have not seen it
 
     def __call__(self, program: str, round: int, node: Node, value: Any) -> None:
         if node in self.at:
-            row, site = self.at[node]
+            first, site = self.at[node]
+            row, count = first + (round if site.rounds else 0), site.rounds or 1
             taken = {n: self._take(n) for n in _operands(site)}
-            rows, before = rows_of(node), unnormed_of(site.x)
-            seen = [taken[site.x]]
+            rows, before, seen = rows_of(node), unnormed_of(site.x), [taken[site.x]]
             if before is not None:
-                s = taken[before.s].float()
-                seen.append(s if before.w is None else s * (before.offset + taken[before.w].float()))
+                seen += [taken[before.s], before_norm(before, taken)]
             if rows is not None:
                 seen = [x[..., : max(0, int(taken[rows])), :] for x in seen]
-            for i, x in enumerate([*seen, *map(_quietest, seen[1:])]):
-                self.counts.add(row + i * (site.rounds or 1) + (round if site.rounds else 0), x)
+            self.counts.add(row, seen[0])
+            if before is not None:
+                self.counts.add(row + count, seen[2])
+                behind, here = self.counts.absmax[row], self.counts.absmax[row + count]
+                scales = torch.stack([behind * HEADROOM, here * UNNORMED_HEADROOM]) / LARGEST
+                weights = [self.constants[w] for w in weights_of(node)]
+                self.noise[row] += noise_of(site.x, seen, taken, weights, scales)
             self.done += 1
             self.progress(f"sample {self.sample + 1} of {self.samples}", self.done / self.total)
         if node in self.readers:
             self.held[node] = value, self.readers[node]
+
+    def noises(self) -> dict[str, Array]:
+        """Of each site behind a norm, f64 [rounds, 2]."""
+        found = self.noise.cpu().numpy()
+        names = [name for name in self.places if name + UNNORMED in self.places]
+        return {name: found[at : at + count] for name in names for at, count in (self.places[name],)}
 
     def _take(self, node: Node) -> Tensor:
         value, left = self.held.pop(node)
@@ -221,15 +238,9 @@ class _Taps:
 def _operands(site: GemmSite) -> list[Node]:
     """Nodes whose values are looked at when the site runs."""
     before = unnormed_of(site.x)
-    found = [site.x, rows_of(site.node), *((before.s, before.w) if before else ())]
+    vectors = site.x.args[1:2] if before else ()
+    found = [site.x, rows_of(site.node), before.s if before else None, *vectors]
     return [n for n in found if n is not None]
-
-
-def _quietest(x: Tensor) -> Tensor:
-    """The rows of least magnitude."""
-    rows = x.reshape(-1, x.shape[-1])
-    energy = rows.square().sum(-1)
-    return rows[energy.topk(min(len(rows), max(1, len(rows) // QUIETEST)), largest=False).indices]
 
 
 def rows_of(node: Node) -> Node | None:

@@ -5,7 +5,7 @@ keeps them in a file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,21 +26,23 @@ Array = np.ndarray[Any, Any]
 METHODS = ("absmax", "percentile", "mse")
 HEADROOM = 1.25  # of absmax: what the samples did not show. e4m3 loses a third of an octave of its eighteen by it
 PERCENT = 99.99  # of the method "percentile"
+# Values before a norm are as large as an observation makes them, and a saturated one is wrong by all that it is larger.
+# e4m3 has room below: what it holds of a number is the same in the ten octaves under its largest.
+UNNORMED_HEADROOM = 8.0
+UNBOUND = ("absmax", UNNORMED_HEADROOM, PERCENT)
 AGAIN = "calibrate this checkpoint with this frtc: `frtc calibrate CKPT --data DATA -o F.scales`"
 THRESHOLD = 20.0  # dB: a site whose values e4m3 holds less well stays in 16 bits; a normal distribution has 31
 
 
-QUIET = ".quiet"  # ends the name of the values before a norm in the quietest of a product's rows
-QUIETEST = 16  # one row in so many
-QUIET_LOSS = 3.0  # dB: what quiet rows may lose where a product makes up for its norm
+LOSS = 1.0  # dB: what a product may lose where it makes up for its norm
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
     """shape of x; rounds of the repeat around the program, None outside of one.
 
-    A product whose x is a norm has two more: NAME.unnormed, the values before the norm as a product that makes up for
-    it reads them, and NAME.quiet, those of the rows of least magnitude.
+    A product whose x is a norm has another: NAME.unnormed, the values before the norm as a product that makes up for
+    it reads them.
     """
 
     name: str
@@ -56,17 +58,13 @@ class Site:
     def all_of(sites: Iterable[GemmSite]) -> list[Site]:
         """Of all sites, with what is before their norms."""
         own = list(sites)
-        return [Site.of(site) for site in own] + [
-            replace(Site.of(site), name=site.name + ending)
-            for site in own
-            if unnormed_of(site.x) is not None
-            for ending in (UNNORMED, QUIET)
-        ]
+        behind = [site for site in own if unnormed_of(site.x) is not None]
+        return [Site.of(s) for s in own] + [replace(Site.of(s), name=unnormed(s.name)) for s in behind]
 
     @property
     def product(self) -> bool:
         """Of a product's x, not of what is before its norm."""
-        return not self.name.endswith((UNNORMED, QUIET))
+        return not self.name.endswith(UNNORMED)
 
     @property
     def rows(self) -> int:
@@ -74,10 +72,19 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """What a calibration sees: histograms and noise of Scales."""
+
+    histograms: Mapping[str, tuple[Histogram, ...]]
+    noise: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Scales:
     """A calibration.
 
     histograms   of each site, one for each of its rows
+    noise        f64 [rows, 2] of each site behind a norm: what e4m3 costs there, and before it (frtc/norm_noise.py)
     values       f32 [rows] of each site: its scales
     samples      observations that the histograms count
     data         what they were, for people: {"path", "kind", "frames", "seed"}
@@ -93,12 +100,13 @@ class Scales:
     synthetic: tuple[str, ...]
     method: str
     headroom: float
+    noise: Mapping[str, Array] = field(default_factory=dict)
 
     @staticmethod
     def made(
         key: Key,
         sites: Iterable[Site],
-        histograms: Mapping[str, tuple[Histogram, ...]],
+        counted: Counted,
         samples: int,
         data: Mapping[str, Any],
         synthetic: Iterable[str] = (),
@@ -107,25 +115,28 @@ class Scales:
     ) -> Scales:
         """Scales by `method`; absmax has the headroom, the others need none."""
         headroom = headroom if method == "absmax" else 1.0
-        values = {
-            name: np.array([h.scale(method, headroom, PERCENT) for h in rows], np.float32)
-            for name, rows in histograms.items()
-        }
         named = {site.name: site for site in sites}
-        return Scales(key, named, dict(histograms), values, samples, dict(data), tuple(synthetic), method, headroom)
+        how = {name: (method, headroom, PERCENT) if site.product else UNBOUND for name, site in named.items()}
+        values = {
+            name: np.array([h.scale(*how[name]) for h in rows], np.float32) for name, rows in counted.histograms.items()
+        }
+        about = (samples, dict(data), tuple(synthetic), method, headroom)
+        return Scales(key, named, dict(counted.histograms), values, *about, dict(counted.noise))
 
     def of(self, site: str) -> Array:
         """f32 [], or [rounds] in a repeat: what the elements stored at the site are multiplied by."""
         found = self._site(site)
         return self.values[site] if found.rounds is not None else self.values[site][0]
 
-    def sqnr(self, site: str, values: str = "") -> float:
-        """dB, in the worst round; minus infinity for a site that never held anything but zeros. values: NAME of others
-        that are stored with its scale.
-        """
+    def sqnr(self, site: str) -> float:
+        """dB, in the worst round; minus infinity for a site that never held anything but zeros."""
         self._site(site)
-        rows = zip(self.histograms[values or site], self.values[site], strict=True)
-        return min(h.sqnr(float(s)) for h, s in rows)
+        return min(h.sqnr(float(s)) for h, s in zip(self.histograms[site], self.values[site], strict=True))
+
+    def loss(self, site: str) -> float:
+        """dB that a product loses where it makes up for its norm, all rounds together; nan: nothing was measured."""
+        behind, before = self.noise[site].sum(0)
+        return 10 * float(np.log10(before / behind)) if behind > 0 and before > 0 else np.nan
 
     def fallen(self, threshold: float = THRESHOLD) -> dict[str, str]:
         """Sites whose values e4m3 cannot hold well, and why; NAME.unnormed where NAME's norm has to stay."""
@@ -135,10 +146,9 @@ class Scales:
             for site, worst in found.items()
             if worst < threshold
         }
-        for site, normed in found.items():
-            before, quiet = unnormed(site), site + QUIET
-            if before in self.sites and not (worst := self.sqnr(before, quiet)) >= max(threshold, normed - QUIET_LOSS):
-                fallen[before] = f"SQNR of quiet rows {worst:.1f} dB, {normed:.1f} behind the norm"
+        for site in self.noise:
+            if not (loss := self.loss(site)) <= LOSS:
+                fallen[unnormed(site)] = f"loses {loss:.1f} dB without its norm, more than {LOSS:g}"
         return fallen
 
     def __add__(self, other: Scales) -> Scales:
@@ -151,7 +161,8 @@ class Scales:
         }
         why = dict.fromkeys((*self.synthetic, *other.synthetic))
         about = (self.samples + other.samples, self.data, why, self.method, self.headroom)
-        return Scales.made(self.key, self.sites.values(), both, *about)
+        noise = {name: rows + other.noise[name] for name, rows in self.noise.items()}
+        return Scales.made(self.key, self.sites.values(), Counted(both, noise), *about)
 
     def require(self, opened: Opened, front: Module) -> None:
         """They are of this checkpoint, with these options, and know each site of the module after FRONT."""

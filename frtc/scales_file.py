@@ -6,6 +6,7 @@ Its tensors have one row for each site, or for each round of a site in a repeat:
     absmax    f32 [R]         largest |x|
     zeros     i64 [R]         values that are zero; they are among the counts
     scale     f32 [R]         what stored elements are multiplied by
+    noise     f64 [R, 2]      of sites behind a norm (frtc/norm_noise.py); zeros elsewhere
 
 and its metadata, under "frtc.scales", JSON: version, key, sites, where the samples came from, how the scales were
 found, and a hash of all this.
@@ -27,6 +28,7 @@ import numpy as np
 
 from frtc.errors import FrtcError, UsageError
 from frtc.histogram import FINITE, Histogram
+from frtc.passes.sites import UNNORMED
 from frtc.runtime.own_file import partial
 from frtc.scales import AGAIN, Array, Scales, Site
 from frtc.scales_key import Key
@@ -84,6 +86,7 @@ def _tensors(scales: Scales) -> tuple[dict[str, Array], dict[str, Any]]:
         "absmax": np.array([h.absmax for h in rows], np.float32),
         "zeros": np.array([h.zeros for h in rows], np.int64),
         "scale": np.concatenate([scales.values[name] for name in scales.sites]),
+        "noise": np.concatenate([scales.noise.get(s.name, np.zeros((s.rows, 2))) for s in scales.sites.values()]),
     }
     about = scales.about() | {
         "version": VERSION,
@@ -148,25 +151,28 @@ def _scales(tensors: Mapping[str, Array], about: Mapping[str, Any]) -> Scales:
     key, first = Key(**{part: str(digest) for part, digest in about["key"].items()}), int(about["first_bin"])
     sites = [_site(**entry) for entry in about["sites"]]
     rows = sum(site.rows for site in sites)
-    counts, absmax, zeros, scale = (tensors[name] for name in ("counts", "absmax", "zeros", "scale"))
-    shapes = [t.shape for t in (counts, absmax, zeros, scale)]
-    bins = counts.shape[-1]
-    fits = shapes == [(rows, bins), (rows,), (rows,), (rows,)] and 0 <= first <= first + bins <= FINITE
-    fits = fits and 0 < rows <= MOST_ROWS
-    kinds = [t.dtype.str for t in (counts, absmax, zeros, scale)] == ["<i8", "<f4", "<i8", "<f4"]
+    found = [tensors[name] for name in ("counts", "absmax", "zeros", "scale", "noise")]
+    counts, absmax, zeros, scale, noise = found
+    shapes, bins = [t.shape for t in found], counts.shape[-1]
+    fits = shapes == [(rows, bins), (rows,), (rows,), (rows,), (rows, 2)] and 0 <= first <= first + bins <= FINITE
+    fits = fits and 0 < rows <= MOST_ROWS and bool((np.isfinite(noise) & (noise >= 0)).all())
+    kinds = [t.dtype.str for t in found] == ["<i8", "<f4", "<i8", "<f4", "<f8"]
     if not fits or not kinds or len({s.name for s in sites}) != len(sites) or (counts < 0).any():
         raise ValueError(f"tensors {shapes} of {rows} rows")
     whole = np.zeros((rows, FINITE), np.int64)
     whole[:, first : first + bins] = counts
-    histograms, values, at = {}, {}, 0
+    histograms, values, noises, at = {}, {}, {}, 0
+    behind = {site.name for site in sites} & {site.name.removesuffix(UNNORMED) for site in sites if not site.product}
     for site in sites:
         here = range(at, at + site.rows)
+        if site.name in behind:
+            noises[site.name] = noise[at : at + site.rows]
         histograms[site.name] = tuple(Histogram(whole[i], float(absmax[i]), int(zeros[i])) for i in here)
         values[site.name], at = scale[at : at + site.rows], at + site.rows
     named = {site.name: site for site in sites}
     why, method = tuple(map(str, about["synthetic"])), str(about["method"])
     samples, data, headroom = int(about["samples"]), dict(about["data"]), float(about["headroom"])
-    return Scales(key, named, histograms, values, samples, data, why, method, headroom)
+    return Scales(key, named, histograms, values, samples, data, why, method, headroom, noises)
 
 
 def _site(name: str, program: str, rounds: int | None, shape: list[int]) -> Site:

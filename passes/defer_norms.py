@@ -12,7 +12,9 @@ has a static scale of its own: a norm makes rows alike, so calibrations also say
 there the norm stays (frtc/scales.py). Weights of 16 bits stay as they are (rms, ada); W' is rounded anew, which costs
 nothing where it becomes FP8, and elsewhere a layer_norm stays.
 
-Only where kernels take both ends. Before fuse_linear_norm, which has the norms that stay.
+Only where kernels take both ends. What a program returns is not made so: there is one such product, its error goes into
+all that follows, and no residual stream is beside it (docs/numerics.md). Before fuse_linear_norm, which has the norms
+that stay.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from functools import partial
 
 from frtc.lowering.ir import Graph, Module, Node, Type, input_, item, make
 from frtc.lowering.ops import OPS, add, index, linear, linear_moments, mul, reduce_mean, sub
-from frtc.passes.fp8_nodes import emitted, in_8_bits
+from frtc.passes.fp8_nodes import VIEWS, emitted, in_8_bits
 from frtc.passes.norm_readers import DEFERRED, Unnormed, bare, in_order, norms_of, unnormed_of
 from frtc.passes.precision import Precision
 from frtc.passes.rewrite import Implements, Pass, count
@@ -57,10 +59,13 @@ class _Deferring:
             for a in node.operands:
                 readers.setdefault(a, []).append(node)
         roots = set(self.graph.roots)
+        last = {n for root in roots for n in _through_views(root)}
         norms = {
             source: norm
             for source, norm in norms_of(self.graph, bare).items()
-            if norm not in roots and self._fits(source, norm, readers.get(norm, ()))
+            if norm not in roots
+            and not last.intersection(readers.get(norm, ()))
+            and self._fits(source, norm, readers.get(norm, ()))
         }
         return self.graph.replace(self._rewritten(norms))
 
@@ -112,6 +117,14 @@ class _Deferring:
         kind = self.precision.of(site.name, site.program)
         stays = kind == "w8a16" or (kind == "fp8" and not self.precision.static)
         return "" if stays or (kind == "fp8" and unnormed(site.name) in self.precision.fallen) else kind
+
+
+def _through_views(node: Node) -> list[Node]:
+    """The node and what it is a view of."""
+    found = [node]
+    while found[-1].op in VIEWS:
+        found += found[-1].operands[:1]
+    return found
 
 
 def _absorbs(reader: Node, norm: Node) -> bool:

@@ -122,7 +122,7 @@ def test_a_file_of_scales(made: Made, tmp_path: Path, capsys: pytest.CaptureFixt
     scales = read_scales(out)
     assert said["samples"] == SAMPLES and said["synthetic"] == [] and said["fallen"] == {}
     assert list(said["sites"]) == [name for name, site in scales.sites.items() if site.product]
-    assert len(said["sites"]) == 30 and len(scales.sites) == 30 + 2 * BEHIND_NORMS
+    assert len(said["sites"]) == 30 and len(scales.sites) == 30 + BEHIND_NORMS
     rounds = {site.program: site.rounds for site in scales.sites.values()}
     assert rounds == {"vision": None, "prefix": None, "denoise": 10}
     for name, site in said["sites"].items():

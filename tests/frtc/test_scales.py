@@ -20,7 +20,8 @@ from frtc.lowering import ops
 from frtc.lowering.ir import Graph, Module, Repeat, Run, Type, input_, tensor, weight
 from frtc.models.lora import TENSORS
 from frtc.models.lora_config import CONFIG
-from frtc.scales import HEADROOM, Scales, Site
+from frtc.passes.sites import unnormed
+from frtc.scales import HEADROOM, Counted, Scales, Site
 from frtc.scales_file import ENTRY, VERSION, read_scales, require_place, write_scales
 from frtc.scales_key import CHUNK, Key, ir_digest, weight_files, weights_digest
 
@@ -36,7 +37,7 @@ def histogram(seed: int, size: float = 1.0) -> Histogram:
 def made(first: int = 0, **changes: Any) -> Scales:
     rows = {"prefix.q|k": (histogram(first),), "denoise.out": tuple(histogram(first + k, k) for k in (1, 2, 3))}
     about = {"path": "robot", "kind": "npz", "frames": 9, "seed": 0}
-    scales = Scales.made(KEY, SITES, rows, 4, about)
+    scales = Scales.made(KEY, SITES, Counted(rows), 4, about)
     return replace(scales, **changes)
 
 
@@ -78,7 +79,7 @@ def test_four_and_four_samples_are_eight() -> None:
     for site in SITES:
         whole[site.name] = tuple(a + b for a, b in zip(*(made(n).histograms[site.name] for n in (0, 10)), strict=True))
     assert both.samples == 8
-    expected = Scales.made(KEY, SITES, whole, 8, {})
+    expected = Scales.made(KEY, SITES, Counted(whole), 8, {})
     for site in SITES:
         assert (both.of(site.name) == expected.of(site.name)).all()
         percentiles = [[h.percentile(99.9) for h in s.histograms[site.name]] for s in (both, expected)]
@@ -89,24 +90,24 @@ def test_four_and_four_samples_are_eight() -> None:
 def test_sites_that_fp8_cannot_hold() -> None:
     spike = Histogram.of(np.concatenate([np.random.default_rng(0).standard_normal(100_000), [1e7] * 40]))
     rows = {"prefix.q|k": (histogram(0),), "denoise.out": (histogram(1), spike, histogram(2))}
-    scales = Scales.made(KEY, SITES, rows, 4, {})
+    scales = Scales.made(KEY, SITES, Counted(rows), 4, {})
     assert list(scales.fallen()) == ["denoise.out"] and "dB, under 20" in scales.fallen()["denoise.out"]
-    zeros = Scales.made(KEY, SITES, rows | {"prefix.q|k": (Histogram.of(np.zeros(9)),)}, 4, {})
+    zeros = Scales.made(KEY, SITES, Counted(rows | {"prefix.q|k": (Histogram.of(np.zeros(9)),)}), 4, {})
     assert zeros.fallen()["prefix.q|k"] == "its samples are all zero" and zeros.of("prefix.q|k") > 0
 
 
-def test_norms_that_quiet_rows_need() -> None:
-    """Rows that differ by little share a scale as well as behind the norm; rows far below the loudest do not."""
-    before = [replace(SITES[0], name=f"prefix.q|k{ending}") for ending in (".unnormed", ".quiet")]
-    rng = np.random.default_rng(0)
-    rows = {"prefix.q|k": (histogram(0),), "prefix.q|k.unnormed": (Histogram.of(100 * rng.standard_normal(100_000)),)}
+def test_norms_that_have_to_stay() -> None:
+    """Where a product loses more without its norm than 1 dB, or nothing says what it loses."""
+    name, before = SITES[0].name, replace(SITES[0], name=unnormed(SITES[0].name))
+    rows = {name: (histogram(0),), before.name: (histogram(1),)}
 
-    def fallen(quiet: float) -> dict[str, str]:
-        quietest = Histogram.of(quiet * rng.standard_normal(5_000))
-        return Scales.made(KEY, (SITES[0], *before), rows | {"prefix.q|k.quiet": (quietest,)}, 4, {}).fallen()
+    def fallen(*noise: list[float]) -> dict[str, str]:
+        counted = Counted(rows, {name: np.array(noise)})
+        return Scales.made(KEY, (SITES[0], before), counted, 4, {}).fallen()
 
-    assert not fallen(100) and not fallen(1)
-    assert list(fallen(1e-3)) == ["prefix.q|k.unnormed"] and "quiet rows" in fallen(1e-3)["prefix.q|k.unnormed"]
+    assert not fallen([1.0, 1.0]) and not fallen([1.0, 1.2]) and not fallen([1.0, 2.0], [9.0, 9.0])
+    assert fallen([1.0, 2.0]) == {before.name: "loses 3.0 dB without its norm, more than 1"}
+    assert list(fallen([0.0, 0.0])) == [before.name]
 
 
 # --- whose they are ----------------------------------------------------------------------------------------------
@@ -217,6 +218,8 @@ EDITS: dict[str, tuple[str, Callable[[dict[str, Array]], Any], Callable[[dict[st
     "no counts": ("scales.format", lambda t: t.pop("counts"), lambda a: None),
     "negative counts": ("scales.format", lambda t: t["counts"].__imul__(-1), lambda a: None),
     "other types": ("scales.format", lambda t: t.update(scale=t["scale"].astype(np.float64)), lambda a: None),
+    "noise of NaN": ("scales.format", lambda t: t["noise"].__setitem__((0, 0), np.nan), lambda a: None),
+    "no noise": ("scales.format", lambda t: t.pop("noise"), lambda a: None),
     "bins beyond": ("scales.format", lambda t: None, lambda a: a.update(first_bin=4000)),
     "more rounds": ("scales.format", lambda t: None, lambda a: a["sites"][1].update(rounds=4)),
     "no rounds": ("scales.format", lambda t: None, lambda a: a["sites"][1].update(rounds=-3)),

@@ -22,7 +22,7 @@ from bench.full_model import ARCH, ROWS, STATIC, Shape, checkpoint, model_of, ob
 from bench.gpu_model import FP8_ABSOLUTE, FP8_NODES, FP8_RATIO, FP8_SHARE, Reference, infer, references
 from bench.scaled_mm import Rounds
 from bench.sites import optimised as full_size
-from frtc.calibrate import histograms_of
+from frtc.calibrate import counted_of
 from frtc.codegen.build import Built
 from frtc.compiler import Opened, Optimised, import_module, open_model, optimise, sizes_of, target_named
 from frtc.errors import FrtcError
@@ -69,9 +69,9 @@ class Policy:
         front, _ = run_passes(self.module, FRONT, NO_CHECKS)
         slots = [Slot(name, type.dtype, type.shape) for name, type in self.module.inputs.items()]
         inputs = [observation(slots, 1 + i, self.opened.config.vocab, 100 + i) for i in range(SAMPLES)]
-        histograms = histograms_of(TorchRun(limit_rows(front), self.opened.read), inputs, SAMPLES)
+        counted = counted_of(TorchRun(limit_rows(front), self.opened.read), inputs, SAMPLES)
         key = key_of(self.opened, front, self.opened.policy(sizes_of(self.module)))
-        return Scales.made(key, Site.all_of(sites_of(front)), histograms, SAMPLES, {})
+        return Scales.made(key, Site.all_of(sites_of(front)), counted, SAMPLES, {})
 
     def optimised(
         self, precision: str, scales: Scales | None, strict: bool = False, family: str | None = None
