@@ -159,7 +159,7 @@ def test_calls_on_every_target(name: str) -> None:
 
 
 def test_calls_in_fp8_where_norms_are_deferred() -> None:
-    """Vision's as well, but for the last: its rows change places in front of the projector. Of few layers at full size."""
+    """Vision's as well, but for the last, whose rows change places behind it. Of few layers at full size."""
     found: dict[str, Counter[str]] = {}
     for use in uses(Shape("smolvla", precision=STATIC), families=TARGETS["hopper"].families()):
         found.setdefault(use.stage, Counter())[use.site.op] += 1
