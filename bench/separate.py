@@ -111,12 +111,13 @@ def product_operand(site: Site) -> Operand:
 
 def _stage(p: Product, tile: Any, target: Target, epilogue: str, arguments: Sequence[Argument]) -> Stage:
     assert p.n % COLUMNS == 0 and p.batch == 1
-    sizes, grid, kernel = (p.m, p.n), (math.ceil(p.m * p.n / COLUMNS / THREADS), 1, 1), "epilogue_apart"
+    sizes = [p.m, p.n]
+    grid, kernel = (math.ceil(p.m * p.n / COLUMNS / THREADS), 1, 1), "epilogue_apart"
     if p.norm != "none":
-        width = _width(p, target)
-        sizes, grid, kernel = (*sizes, width), (math.ceil(p.n / width), math.ceil(p.m / ROWS), 1), "factors_apart"
+        sizes.append(_width(p, target))
+        grid, kernel = (math.ceil(p.n / sizes[-1]), math.ceil(p.m / ROWS), 1), "factors_apart"
     elif "WithMoments" in epilogue:
-        assert p.n % 32 == 0, "lanes have 32 columns of a row together"
+        assert p.n % 32 == 0, "four lanes have 32 columns of a row together"
         kernel = "moments_apart"
     return Stage(
         source="",
