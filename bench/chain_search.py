@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python3 -m bench.chain_search [--policy pi0] [--only "c50 fp8"] [--programs denoise] [--seconds 300]
 
-A launch shares the device with its neighbours: their weights are on the way while it works, and their blocks wait for
 A launch shares the device with its neighbours: their weights are on their way while it works, and their blocks wait for
-most time first, takes each of the candidates that the cost model finds near its best; the program is compiled with it,
-as a whole, and timed; what is quickest stays. Programs have random weights, as in bench/gpu_scale.py.
+room beside its own. No chain of one site shows that. So each site of a program, those with the most time first, takes
+each of the candidates that the cost model finds near its best; the program is compiled with it, as a whole, and timed;
+what is quickest stays. Programs have random weights, as in bench/gpu_scale.py.
 
 Written after each site: chain_search.json, every time that was measured, and hopper.json, tactics for `frtc compile
 --tactics` and for frtc/kernels/tactics. `--device cpu` is a rehearsal at size tiny.

@@ -30,7 +30,7 @@ from frtc.tuning.chain import COLD, chain_of, jobs_of
 from frtc.tuning.questions import Question, worth_it
 from frtc.tuning.worker import Worker
 
-PRODUCTS = ("linear", "gated_linear", "linear_rope_qkv", "linear_norm")
+PRODUCTS = ("linear", "gated_linear", "linear_rope_qkv", "linear_norm", "linear_moments")
 FEWEST_BYTES = 1 << 19  # of a weight: smaller products are left out
 WEIGHTS = frozenset({1})  # place of w in every product
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from frtc.kernels import sm90_gemm
 from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.mainloop import Mainloop
 from frtc.kernels.product import NULL, PLACES, Argument, Product, epilogue_refuses, product_of
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
@@ -91,14 +92,14 @@ def cost(site: Site, config: Config, target: Target) -> float:
     return LOOP.cost_us(p, LOOP.tile(config, p), target) + MOMENTS_US
 
 
-def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
+def stages(site: Site, config: Config, target: Target, loop: Mainloop = LOOP) -> tuple[Stage, ...]:
     p = _product(site)
     s, _, z = site.results
     norm_w = _at(site, NORM_W)
     cuda = DTYPES[norm_w.dtype].cuda if norm_w else "frtc::None"
     types = f"{DTYPES[s.dtype].cuda}, {DTYPES[z.dtype].cuda}, {cuda}, {str(site.attrs['norm'] == 'layer').lower()}"
     epilogue = f"frtc::WithMoments<{p.epilogue()}, {types}>"
-    stage = LOOP.stage(p, LOOP.tile(config, p), target, epilogue, (*_arguments(site, cuda), *p.arguments()))
+    stage = loop.stage(p, loop.tile(config, p), target, epilogue, (*_arguments(site, cuda), *p.arguments()))
     return (replace(stage, source="sm90_moments_gemm.cuh"),)
 
 

@@ -22,7 +22,7 @@ from frtc.codegen.nvrtc import compile_one
 from frtc.compiler import target_named
 from frtc.errors import EnvironmentFault
 from frtc.kernels.catalog import CATALOG
-from frtc.kernels.spec import Operand, Site
+from frtc.kernels.spec import Operand, Param, Site
 from frtc.tuning.chain import chain_of, jobs_of
 from frtc.tuning.questions import Question
 
@@ -192,10 +192,45 @@ def test_what_runs_behind_the_product_reads_it_and_writes_what_the_site_does(tas
         assert not dropped, f"{rest.site.op} does not read {dropped}"  # but for a count of rows: all are there
 
 
+def kernel_of(task: Task) -> tuple[str, str]:
+    return task.site.op, task.rest.stage.entry.partition("<")[0]
+
+
 def test_what_runs_behind_the_product_compiles(tasks: list[Task]) -> None:
-    for op in {task.site.op for task in tasks}:
-        cubin = compile_one(next(task.rest.job for task in tasks if task.site.op == op))
-        assert cubin.resources.local == 0, op
+    """One of each kernel; with factors of rows of the longest moments."""
+    chosen = {kernel_of(task): task for task in sorted(tasks, key=lambda task: size_of(task.site)[2])}
+    apart = {(op, name.removeprefix("frtc::")) for op, name in chosen}
+    assert apart >= {
+        ("linear", "factors_apart"),
+        ("gated_linear", "factors_apart"),
+        ("linear_moments", "moments_apart"),
+    }
+    for (op, _), task in chosen.items():
+        assert compile_one(task.rest.job).resources.local == 0, op
+
+
+def test_moments_are_read_and_written_behind_the_product(tasks: list[Task]) -> None:
+    """As in the fused kernel: all three results, and factors of x's moments where the site has such."""
+    both = [task.rest for task in tasks if task.site.op == "linear_moments"]
+    assert {rest.site.attrs["norm"] for rest in both} == {"rms", "layer"}
+    for rest in both:
+        assert {param.value for param in rest.stage.params if param.kind == "result"} == {0, 1, 2}
+    readers = [task for task in tasks if task.site.op != "linear_moments" and task.site.attrs["norm"] != "none"]
+    assert {size_of(task.site)[3] for task in readers} == {"e4m3", "bf16"}
+    for task in readers:
+        assert f"frtc::MomentFactors<{size_of(task.site)[2]}, " in task.rest.stage.entry
+
+
+def test_blocks_that_find_factors_have_every_column_once(tasks: list[Task]) -> None:
+    """And none waits for another to end."""
+    found = [task for task in tasks if kernel_of(task)[1] == "frtc::factors_apart"]
+    assert found
+    for task in found:
+        (m, n, _, _), (across, down, _) = size_of(task.site), task.rest.stage.grid
+        width = task.rest.stage.params[3].value
+        assert task.rest.stage.params[1:3] == (Param("i32", m), Param("i32", n)) and width % 256 == 0
+        assert (across - 1) * width < n <= across * width and (down - 1) * 32 < m <= down * 32
+        assert across * down <= 2 * HOPPER.sms
 
 
 def row(**changes: Any) -> Row:

@@ -35,7 +35,7 @@ from tests.frtc.test_tune import linear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.full]  # minutes
 OPTIONS = CompileOptions(precision="bf16", prompt=72, steps=3, horizon=4)
-PRODUCTS = ("linear(", "gated_linear(", "linear_rope_qkv(", "linear_norm(")
+PRODUCTS = ("linear(", "gated_linear(", "linear_rope_qkv(", "linear_norm(", "linear_moments(")
 # Whatever arguments a launch has: a kernel that is given more than it takes does not see them.
 BROKEN = """
 extern "C" __global__ void trap() { __trap(); }
