@@ -8,7 +8,8 @@ each of the candidates that the cost model finds near its best; the program is c
 what is quickest stays. Programs have random weights, as in bench/gpu_scale.py.
 
 Written after each site: chain_search.json, every time that was measured, and hopper.json, tactics for `frtc compile
---tactics` and for frtc/kernels/tactics. `--device cpu` is a rehearsal at size tiny.
+--tactics` and for frtc/kernels/tactics, with those that the target's table has already. Microseconds of a tactic are
+its site's share of its program's, by the estimates. `--device cpu` is a rehearsal at size tiny.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -36,9 +37,10 @@ from bench.sites import precision_of
 from frtc.codegen.build import build
 from frtc.codegen.fusible import implements
 from frtc.compiler import families_for, target_named
+from frtc.estimate import rounds_of_module
 from frtc.kernels.catalog import CATALOG, Catalog, Choice
 from frtc.kernels.spec import Site
-from frtc.kernels.tactic import Tactic, Tactics, key_of
+from frtc.kernels.tactic import Tactic, Tactics, key_of, table_of
 from frtc.kernels.targets import Target
 from frtc.lowering.ir import Module
 from frtc.models import load_models
@@ -59,11 +61,13 @@ PROCESSES = 4  # that compile for a case
 class Made:
     """A case, compiled with some tactics.
 
-    sites   program -> (text, launches, candidates as tactics, the chosen one first)
+    sites      program -> (text, launches, candidates as tactics with estimates, the chosen one first)
+    estimates  program -> microseconds of all its calls in all rounds
     """
 
     compiled: Compiled
     sites: Mapping[str, tuple[tuple[str, int, tuple[Tactic, ...]], ...]]
+    estimates: Mapping[str, float]
 
 
 class Remembering(Catalog):
@@ -108,8 +112,9 @@ def made(case: ScaleCase, chosen: tuple[Tactic, ...]) -> Made:
         found = Counter(key_of(c.site) for c in calls if c.site.op in OPS)
         by_key = {key_of(c.site): c for c in calls}
         sites[name] = tuple((key, n, _candidates(by_key[key], catalog, target, families)) for key, n in found.items())
-    exact = tuple(exact_weights(built))
-    return Made(Compiled(built.program, dict(built.cubins), exact, {}, vocab, (0.0, 0.0)), sites)
+    exact, rounds = tuple(exact_weights(built)), rounds_of_module(module.schedule)
+    estimates = {n: rounds.get(n, 1) * sum(c.choice.cost_us for c in calls) for n, calls in built.emitted.items()}
+    return Made(Compiled(built.program, dict(built.cubins), exact, {}, vocab, (0.0, 0.0)), sites, estimates)
 
 
 def _candidates(call: Any, catalog: Catalog, target: Target, families: tuple[str, ...]) -> tuple[Tactic, ...]:
@@ -146,6 +151,7 @@ class Search:
     device: str
     pool: ProcessPoolExecutor
     until: float
+    again: bool
     chosen: dict[str, Tactic] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
@@ -162,9 +168,12 @@ class Search:
             best = before[program]
             for key, launches, candidates in sorted(base.sites[program], key=lambda s: -s[1] * s[2][0].us):
                 few = launches < SHARE * sum(n for _, n, _ in base.sites[program])
-                if few or key in self.chosen or time.perf_counter() > self.until:
-                    continue  # or chosen for another program or case
+                known = key in self.chosen or (key in table_of(ARCH).by_site and not self.again)
+                if few or known or time.perf_counter() > self.until:
+                    continue  # known: chosen for another program or case, or in the table
                 best = self._site(program, key, launches, candidates, best)
+                share = self.chosen[key].us / base.estimates[program]
+                self.chosen[key] = replace(self.chosen[key], us=best * share)
                 yield
 
     def _site(self, program: str, key: str, launches: int, candidates: Sequence[Tactic], best: float) -> float:
@@ -202,6 +211,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose label holds this")
     parser.add_argument("--programs", default="denoise,vision,prefix")
     parser.add_argument("--seconds", type=float, default=240, help="no new site is begun after these")
+    parser.add_argument("--again", action="store_true", help="sites, too, that the target's table knows already")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     arguments = parser.parse_args()
     started, device = time.perf_counter(), arguments.device
@@ -209,11 +219,11 @@ def main() -> int:
     context, workers = multiprocessing.get_context("spawn"), min(PROCESSES, os.cpu_count() or 1)
     until = started + arguments.seconds
     pools = [ProcessPoolExecutor(workers, mp_context=context) for _ in wanted]
-    searches = [Search(case, device, pool, until) for case, pool in zip(wanted, pools, strict=True)]
+    searches = [Search(case, device, pool, until, arguments.again) for case, pool in zip(wanted, pools, strict=True)]
     for search in searches:  # all of them trace meanwhile
         for _ in range(workers):
             search.start({})
-    all_chosen: dict[str, Tactic] = {}
+    all_chosen = {} if arguments.again else dict(table_of(ARCH).by_site)
     for search in searches:
         search.chosen.update(all_chosen)
         for _ in search.run(arguments.programs.split(",")):

@@ -277,7 +277,7 @@ def measure(
         plan = open_plan(plan_path(shape))
         result |= check(plan, found, device, count)
         if shape.precision != "bf16":
-            scaled_mm = yardsticks[shape].errors(plan, found, device) if shape in yardsticks else []
+            scaled_mm = yardsticks[shape].errors(found, device) if shape in yardsticks else []
             result = check_8_bits(shape, result, scaled_mm)
         if shape in calibrations:
             result["calibration"] = calibrations[shape]

@@ -5,8 +5,8 @@ Both on some rows of what a calibration sees, with the scales that it would give
     behind   || q(y) W^T - y W^T ||^2 / || y W^T ||^2            q(v): what e4m3 holds of v
     before   || r (q(z) W'^T - z W'^T) ||^2 / || y W^T ||^2      y = r z + t, W' as the pass makes it
 
-summed over rows, each of which counts alike: a norm makes rows alike, and without it quiet ones may be lost. Where W' is
-W, neither is rounded; behind and before a layer_norm q(W) and q(W') stand for those that multiply, each row with a scale.
+summed over rows, each of which counts alike: a norm makes rows alike, and without it quiet ones may be lost. Where W'
+is W, neither is rounded; with a layer_norm q(W) and q(W') multiply, each row with a scale.
 
 Imports torch: only the compile side loads this file.
 """

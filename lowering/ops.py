@@ -659,7 +659,8 @@ def linear_moments(
 ) -> AnyType:
     """(s, moments, z): s = linear(..) rounded to `stored`, its moments in fp32, z = s * (offset + norm_w) * inv.
 
-    What a norm of s needs without reading s again (no norm_w: z = s * inv): its readers multiply z and make up for the rest (`norm` of linear).
+    What a norm of s needs without reading s again (no norm_w: z = s * inv): its readers multiply z and make up for the
+    rest (`norm` of linear).
     Moments [..., P] of P = ceil(N / 32) parts of 32 elements, the last one may be shorter: the sum of squares of each
     part ("rms"), or sum and sum of squares of the first, of the second, .. ("layer": [..., 2 P]).
     """

@@ -31,7 +31,7 @@ SCALE = "scale:"  # begins the keys of activation scales among the parameters
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What became of a site: "fp8", "w8a16" or "bf16", and why not what was asked for. scale: what its scale is called."""
+    """What became of a site: "fp8", "w8a16" or "bf16", and why not what was asked for. scale: name of its scale."""
 
     site: str
     program: str
