@@ -8,9 +8,9 @@
                W' is W * w less the mean of each of its rows, so that what all elements of s share falls out
 
 m are the moments of s, of which the reader makes r. t W^T is constant, or one row of a table for each round. In FP8, z
-has a static scale of its own: a norm makes rows alike, so calibrations also say where quiet rows would lose by it, and
-there the norm stays (frtc/scales.py). Weights of 16 bits stay as they are (rms, ada); W' is rounded anew, which costs
-nothing where it becomes FP8, and elsewhere a layer_norm stays.
+has a static scale of its own; a calibration measures what each product would lose, and where that is too much the norm
+stays (frtc/norm_noise.py, Scales.fallen). Weights of 16 bits stay as they are (rms, ada); W' is rounded anew, which
+costs nothing where it becomes FP8, and elsewhere a layer_norm stays.
 
 Only where kernels take both ends. What a program returns is not made so: there is one such product, its error goes into
 all that follows, and no residual stream is beside it (docs/numerics.md). Before fuse_linear_norm, which has the norms
