@@ -15,7 +15,7 @@ from frtc.norm_noise import LARGEST, ROWS, before_norm, noise_of
 from frtc.passes.norm_readers import unnormed_of
 
 Array = np.ndarray[Any, Any]
-EPS = 1e-6
+EPS = 1e-14
 S, W, T = (input_(name, Type("f32", shape)) for name, shape in (("s", (40, 96)), ("w", (96,)), ("t", (96,))))
 NORMS: dict[str, Node] = {
     "rms": ops.rms_norm(S, W, eps=EPS, offset=1.0),
