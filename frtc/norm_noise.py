@@ -5,8 +5,9 @@ Both on some rows of what a calibration sees, with the scales that it would give
     behind   || q(y) W^T - y W^T ||^2 / || y W^T ||^2            q(v): what e4m3 holds of v
     before   || r (q(z) W'^T - z W'^T) ||^2 / || y W^T ||^2      y = r z + t, W' as the pass makes it
 
-summed over rows, each of which counts alike: a norm makes rows alike, and without it quiet ones may be lost. Where W'
-is W, neither is rounded; with a layer_norm q(W) and q(W') multiply, each row with a scale.
+summed over rows, each of which counts alike: a norm makes rows alike, and without it quiet ones may be lost. Columns
+count alike, too: the rows of W are divided by their length. Where W' is W, neither is rounded; with a layer_norm q(W)
+and q(W') multiply, each row with a scale.
 
 Imports torch: only the compile side loads this file.
 """
@@ -39,6 +40,7 @@ def noise_of(
     if not len(y):
         return torch.zeros(2, dtype=torch.float64, device=y.device)
     w = torch.cat([part.float() for part in weights])
+    w = w / w.norm(dim=-1, keepdim=True).clamp_min(1e-30)
     out = y @ w.t()
     size = out.square().sum(-1).clamp_min(1e-30)
     if norm.op == "layer_norm":

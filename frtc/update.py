@@ -226,7 +226,12 @@ def _require_scales(old: Plan, expressions: Mapping[str, Node], scales: Scales |
     fallen = {site: why for site, why in scales.fallen().items() if site in used}
     if fallen:
         what = f"{len(fallen)} sites that the Plan runs in FP8 cannot be held in it"
-        raise FrtcError("scales.fallen", what, list(fallen.items())[:5], "compile again: they fall back to 16 bits, or keep their norm")
+        raise FrtcError(
+            "scales.fallen",
+            what,
+            list(fallen.items())[:5],
+            "compile again: they fall back to 16 bits, or keep their norm",
+        )
 
 
 def no_scales(plan: Plan) -> UsageError:

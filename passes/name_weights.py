@@ -49,16 +49,24 @@ def _is_scalar(node: Node) -> bool:
 
 
 def _describe(expression: Node) -> str:
-    """The names of the nearest weights, their common part written once; the op for expressions over literals."""
-    level, seen = [expression], set()
+    """The names of the nearest weights, their common part written once; the op for expressions over literals. A matrix
+    is called after matrices, if any are in it.
+    """
+    names = (_nearest(expression, 2) if len(expression.shape) >= 2 else []) or _nearest(expression, 0)
+    shared = common_part(names)
+    return (shared + "|".join(n[len(shared) :] for n in names))[:MAX_NAME] if names else f"table.{expression.op}"
+
+
+def _nearest(expression: Node, rank: int) -> list[str]:
+    """Names of the nearest weights of at least this rank."""
+    level, seen = [expression], set[Node]()
     while level:
-        names = list(dict.fromkeys(n["name"] for n in level if n.op == "weight"))
+        names = list(dict.fromkeys(n["name"] for n in level if n.op == "weight" and n.t.rank >= rank))
         if names:
-            shared = common_part(names)
-            return (shared + "|".join(n[len(shared) :] for n in names))[:MAX_NAME]
+            return names
         seen.update(level)
         level = list(dict.fromkeys(a for n in level for a in n.operands if a not in seen))
-    return f"table.{expression.op}"
+    return []
 
 
 def common_part(names: list[str]) -> str:

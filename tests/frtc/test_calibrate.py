@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from torch.utils._pytree import tree_leaves
 
 from frtc import compiler, observation
-from frtc.calibrate import Wishes, _required_finite, calibrate
+from frtc.calibrate import Wishes, _require_finite, calibrate
 from frtc.codegen import build
 from frtc.codegen.fusible import implements
 from frtc.codegen.plan_evidence import change_evidence
@@ -343,5 +343,5 @@ def test_wrong_words(
 
 def test_values_that_are_not_finite() -> None:
     good, bad = Histogram.of(np.ones(4)), Histogram.of(np.array([1, np.nan, np.inf]))
-    fault = refused("calibrate.nonfinite", _required_finite, {"a": (good,), "b": (good, bad)})
+    fault = refused("calibrate.nonfinite", _require_finite, {"a": (good,), "b": (good, bad)})
     assert fault.rows == (("b", "2 values are NaN or infinite"),)

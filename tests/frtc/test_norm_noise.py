@@ -36,8 +36,12 @@ def drawn(loudness: float = 0.0) -> dict[str, Array]:
         "s": rng.standard_normal((40, 96)) * sizes + 0.1 * sizes,
         "w": rng.uniform(0.6, 1.4, 96),
         "t": rng.standard_normal(96) / 4,
-        "W": rng.standard_normal((56, 96)) / 10,
+        "W": unit(rng.standard_normal((56, 96))),
     }
+
+
+def unit(w: Array) -> Array:
+    return w / np.linalg.norm(w, axis=-1, keepdims=True)
 
 
 def normed(kind: str, x: dict[str, Array]) -> tuple[Array, Array, Array, Array]:
@@ -62,7 +66,8 @@ def found(kind: str, x: dict[str, Array]) -> tuple[Array, Array]:
     before = unnormed_of(norm)
     assert before is not None
     seen = [torch.from_numpy(y), values[S], before_norm(before, values)]
-    got = noise_of(norm, seen, values, [torch.from_numpy(x["W"])], torch.tensor(scales))
+    loud = torch.from_numpy(x["W"] * np.exp(np.arange(56) / 5)[:, None])  # columns count alike, whatever their size
+    got = noise_of(norm, seen, values, [loud[:20], loud[20:]], torch.tensor(scales))
     rows = [np.abs(m).max(-1, keepdims=True) / LARGEST for m in (x["W"], other)]
     stored = [held(m, row) if kind == "layer" else m for m, row in zip((x["W"], other), rows, strict=True)]
     out = y @ x["W"].T

@@ -29,7 +29,8 @@ def test_rms() -> None:
           %0 = linear(%x, @w, _, %r) : bf16[5,64]
           %1 = rms_norm(%0, @n, eps=1e-06, offset=1.0) : bf16[5,64]
           %2 = linear(%1, @v) : bf16[5,48]
-          return s=%0, y=%2
+          %3 = neg(%2) : bf16[5,48]
+          return s=%0, y=%3
         }
         """,
         after="""
@@ -39,7 +40,8 @@ def test_rms() -> None:
           @w : bf16[64,8]
           %0 = linear_moments(%x, @w, _, %r, _, _, _, _, @n, norm=rms, offset=1.0) : (bf16[5,64], f32[5,2], bf16[5,64])
           %1 = linear(%0.2, @v, _, _, _, _, _, %0.1, eps=1e-06, norm=rms) : bf16[5,48]
-          return s=%0.0, y=%1
+          %2 = neg(%1) : bf16[5,48]
+          return s=%0.0, y=%2
         }
         """,
     )
@@ -62,7 +64,8 @@ def test_ada_in_each_round() -> None:
       %2 = index(@shift, %i) : f32[64]
       %3 = ada_rms_norm(%0, %1, %2, eps=1e-06) : bf16[5,64]
       %4 = gated_linear(%3, @v, act=silu) : bf16[5,24]
-      return s=%0, y=%4
+      %5 = neg(%4) : bf16[5,24]
+      return s=%0, y=%5
     }
     """,
         after="""
@@ -77,7 +80,8 @@ def test_ada_in_each_round() -> None:
       %2 = linear(@shift, @v) : f32[5,48]
       %3 = index(%2, %i) : f32[48]
       %4 = gated_linear(%1.2, @v, _, _, _, %1.1, _, %3, act=silu, eps=1e-06, norm=rms) : bf16[5,24]
-      return s=%1.0, y=%4
+      %5 = neg(%4) : bf16[5,24]
+      return s=%1.0, y=%5
     }
     """,
     )
@@ -98,7 +102,8 @@ def test_layer() -> None:
           %0 = linear(%x, @w) : bf16[5,64]
           %1 = layer_norm(%0, @n, @b, eps=1e-06) : bf16[5,64]
           %2 = linear(%1, @v, @a, act=gelu_tanh) : bf16[5,48]
-          return y=%2
+          %3 = neg(%2) : bf16[5,48]
+          return y=%3
         }
         """,
         after="""
@@ -115,7 +120,8 @@ def test_layer() -> None:
           %4 = linear(@b, @v) : f32[48]
           %5 = add(%4, @a) : f32[48]
           %6 = linear(%0.2, %3, %5, _, _, _, _, %0.1, act=gelu_tanh, eps=1e-06, norm=layer) : bf16[5,48]
-          return y=%6
+          %7 = neg(%6) : bf16[5,48]
+          return y=%7
         }
         """,
     )
@@ -128,7 +134,8 @@ RMS = """
       %0 = linear(%x, @w) : bf16[5,64]
       %1 = rms_norm(%0, %n, eps=1e-06) : bf16[5,64]
       %2 = linear(%1, @v) : bf16[5,48]
-      return y=%2
+      %3 = neg(%2) : bf16[5,48]
+      return y=%3
     }
     """
 LAYER = RMS.replace("rms_norm", "layer_norm")
@@ -144,13 +151,15 @@ ADA = RMS.replace("rms_norm(%0, %n", "ada_rms_norm(%0, %n, %n")
         (LAYER.replace("%n", "_"), BF16),
         (LAYER, FP8),
         (ADA, FP8),
-        (RMS.replace("y=%2", "y=%2, z=%1"), FP8),
+        (RMS.replace("y=%3", "y=%3, z=%1"), FP8),
         (RMS.replace("linear(%1, @v)", "linear(%1, @v, %c)").replace("n: bf16[64]", "n: bf16[64], c: f32[48]"), FP8),
         (RMS.replace("eps=1e-06", "eps=1e-06, inner=bf16"), FP8),
+        (RMS.replace("y=%3", "y=%2"), FP8),
     ],
     ids=[
         "w8a16", "scales per row", "quiet rows would lose", "a layer_norm in 16 bits", "weights that are computed",
         "a shift that is computed", "the norm is a result", "a bias that is computed", "a norm that rounds twice",
+        "the product is a result",
     ],
 )  # fmt: skip
 def test_norms_that_stay(text: str, precision: Precision) -> None:
@@ -174,6 +183,7 @@ def test_both_ends_need_kernels() -> None:
 
 def test_a_second_reader_in_another_precision() -> None:
     text = RMS.replace("@v : bf16[48,64]", "@u : bf16[48,64]\n      @v : bf16[48,64]").replace(
-        "return y=%2", "%3 = linear(%1, @u) : bf16[5,48]\n      return y=%2, z=%3"
+        "return y=%3",
+        "%4 = linear(%1, @u) : bf16[5,48]\n      %5 = neg(%4) : bf16[5,48]\n      return y=%3, z=%5",
     )
     expect_unchanged(defer_norms(everything, Precision("fp8", keep=("u",), static=True)), text)

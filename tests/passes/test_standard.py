@@ -89,7 +89,7 @@ def test_layer() -> None:
     ops = Counter(n.op for n in module.graph("layer").nodes if n.op not in free)
     assert ops == Counter("rms_norm linear_rope_qkv attention linear ada_rms_norm gated_linear linear".split())
     assert [name for name, _ in module.weights.outputs] == [
-        "c", "c~2", "d", "g|u", "o", "q|k|v|n", "table.const", "table.view",
+        "c", "c~2", "d", "g|u", "o", "q|k|v", "table.const", "table.view",
     ]  # fmt: skip
     fired = {
         "fold_constants",

@@ -138,7 +138,7 @@ def expected_calls(c: PiConfig, fp8: bool = False, deferred: bool = False) -> di
     for total, layers, ops in ((prefix, p, many), (once, e - 1, few), (denoise, e, few)):
         total.update({op: layers * n for op, n in ops.items()})
     if deferred:
-        vision = made_up_for(vision, 2 * v if fp8 else 0, "layer_norm")
+        vision = made_up_for(vision, 2 * v - 1 if fp8 else 0, "layer_norm")
         prefix, once, denoise = (
             made_up_for(prefix, 2 * p),
             made_up_for(once, 2 * e - 2),
