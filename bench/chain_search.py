@@ -62,11 +62,13 @@ class Made:
     """A case, compiled with some tactics.
 
     sites      program -> (text, launches, candidates as tactics with estimates, the chosen one first)
+    rounds     program -> how often it runs in an inference
     estimates  program -> microseconds of all its calls in all rounds
     """
 
     compiled: Compiled
     sites: Mapping[str, tuple[tuple[str, int, tuple[Tactic, ...]], ...]]
+    rounds: Mapping[str, int]
     estimates: Mapping[str, float]
 
 
@@ -112,9 +114,11 @@ def made(case: ScaleCase, chosen: tuple[Tactic, ...]) -> Made:
         found = Counter(key_of(c.site) for c in calls if c.site.op in OPS)
         by_key = {key_of(c.site): c for c in calls}
         sites[name] = tuple((key, n, _candidates(by_key[key], catalog, target, families)) for key, n in found.items())
-    exact, rounds = tuple(exact_weights(built)), rounds_of_module(module.schedule)
-    estimates = {n: rounds.get(n, 1) * sum(c.choice.cost_us for c in calls) for n, calls in built.emitted.items()}
-    return Made(Compiled(built.program, dict(built.cubins), exact, {}, vocab, (0.0, 0.0)), sites, estimates)
+    known = rounds_of_module(module.schedule)
+    rounds = {name: known.get(name, 1) for name in built.emitted}
+    estimates = {name: rounds[name] * sum(c.choice.cost_us for c in calls) for name, calls in built.emitted.items()}
+    compiled = Compiled(built.program, dict(built.cubins), tuple(exact_weights(built)), {}, vocab, (0.0, 0.0))
+    return Made(compiled, sites, rounds, estimates)
 
 
 def _candidates(call: Any, catalog: Catalog, target: Target, families: tuple[str, ...]) -> tuple[Tactic, ...]:
@@ -171,7 +175,7 @@ class Search:
                 known = key in self.chosen or (key in table_of(ARCH).by_site and not self.again)
                 if few or known or time.perf_counter() > self.until:
                     continue  # known: chosen for another program or case, or in the table
-                best = self._site(program, key, launches, candidates, best)
+                best = self._site(program, key, launches * base.rounds[program], candidates, best)
                 share = self.chosen[key].us / base.estimates[program]
                 self.chosen[key] = replace(self.chosen[key], us=best * share)
                 yield

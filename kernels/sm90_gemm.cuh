@@ -17,9 +17,9 @@
 // four). Order::plain: the four threads exchange their accumulators. Order::whole: N is no multiple of 32; the last tile is
 // plain, by a map of its own, the others are permuted.
 //
-// SPLIT > 1: the blocks of a cluster share K. Of each 64 rows the first 64 / SPLIT belong to block 0, the next ones to block
-// 1, .. Each adds the partial sums of its rows in the order of the blocks and stores them, so that whole warps store, and
-// four threads have 32 columns of a row. Sums travel in fp32 by st.async, so the result is that of one fixed order.
+// SPLIT > 1: the blocks of a cluster share K. Of each 64 rows, 64 / SPLIT belong to a block, in the order of the blocks (each
+// further warpgroup begins with another one). It adds the partial sums of its rows in the order of the blocks and stores them,
+// so that whole warps store, and four threads have 32 columns of a row. Sums travel in fp32 by st.async.
 //
 // Weights do not depend on earlier launches: where the first tile is known before `rows` can be read, they are requested
 // before grid_wait().
@@ -199,8 +199,8 @@ struct Operands {
 template <typename TILE>
 inline constexpr int kMostAhead = TILE::SPLIT > 1 ? Eights<TILE>::COUNT : 6;  // of a cluster all: sums travel meanwhile
 
-// Hands a thread's units to `use` with the operands of their columns and rows, which are asked for some units ahead; rows from
-// `first` on were asked for by Operands. Where registers are short, nothing is.
+// Operands of a thread's units, taken in order: some units ahead are on their way, the first ones since before the product.
+// Where registers are short, none are.
 template <bool VECTORS, typename TILE, typename EPILOGUE>
 class Ahead {
     using Units = Eights<TILE>;
