@@ -1,6 +1,6 @@
 """What a product loses to e4m3 behind its norm, and where it makes up for the norm: passes/defer_norms.py.
 
-Both on some rows of what a calibration sees, with the scales that it would give at that moment:
+Both on some rows and columns of what a calibration sees, with the scales that it would give at that moment:
 
     behind   || q(y) W^T - y W^T ||^2 / || y W^T ||^2            q(v): what e4m3 holds of v
     before   || r (q(z) W'^T - z W'^T) ||^2 / || y W^T ||^2      y = r z + t, W' as the pass makes it
@@ -22,7 +22,7 @@ from torch import Tensor
 from frtc.lowering.ir import Node
 from frtc.passes.norm_readers import Unnormed
 
-ROWS = 64  # of a value, evenly spread
+ROWS, COLUMNS = 64, 512  # of a value and of a product, evenly spread
 LARGEST = 448.0
 
 
@@ -36,10 +36,10 @@ def noise_of(
     norm: Node, seen: Sequence[Tensor], values: Mapping[Node, Tensor], weights: Sequence[Tensor], scales: Tensor
 ) -> Tensor:
     """f64 [2]: (behind, before) of a product by weights [N, K]. seen: y = norm(s), s and z; scales [2] of y and z."""
-    y, s, z = (_some(x).float() for x in seen)
+    y, s, z = (_some(x, ROWS).float() for x in seen)
     if not len(y):
         return torch.zeros(2, dtype=torch.float64, device=y.device)
-    w = torch.cat([part.float() for part in weights])
+    w = torch.cat([_some(part, COLUMNS).float() for part in weights])
     w = w / w.norm(dim=-1, keepdim=True).clamp_min(1e-30)
     out = y @ w.t()
     size = out.square().sum(-1).clamp_min(1e-30)
@@ -64,9 +64,10 @@ def _of_rows(w: Tensor) -> Tensor:
     return w.abs().amax(-1, keepdim=True) / LARGEST
 
 
-def _some(x: Tensor) -> Tensor:
+def _some(x: Tensor, count: int) -> Tensor:
+    """That many rows, or all."""
     rows = x.reshape(-1, x.shape[-1])
-    at = torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), device=x.device).long()
+    at = torch.linspace(0, len(rows) - 1, min(len(rows), count), device=x.device).long()
     return rows[at]
 
 

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -42,7 +43,7 @@ from tests.codegen.test_moves import only_moves
 from tests.truth.emulated import InMemory, built_for, weights_of
 
 KINDS = ("pi05", "pi0", "smolvla")
-SAMPLES, VALID = 8, 12
+SAMPLES, VALID, OTHERS = 8, 12, (5, 7, 9)  # observations of a calibration; tokens of those that errors are taken of
 ROUNDS = (0, 5, 9)
 NODES = {STATIC: FP8_NODES, ROWS: 1600}  # a scale for each row: a launch more where blocks share rows
 # SmolVLA's pictures meet their first product as bf16, its projector reads rows of four, the keys of its cross-attention
@@ -63,6 +64,7 @@ class Policy:
     opened: Opened
     module: Module
     reference: Reference
+    others: tuple[Reference, ...]
 
     def scales(self) -> Scales:
         """Of a calibration with synthetic observations."""
@@ -94,8 +96,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def policy_of(kind: str) -> Policy:
     shape = Shape(kind, prompt=VALID, horizon=10, size="tiny")
     opened = open_model(checkpoint(kind, "tiny"), options(shape))
-    (reference,) = references(shape, (VALID,), "cpu")
-    return Policy(shape, opened, import_module(opened), reference)
+    reference, *others = references(shape, (VALID, *OTHERS), "cpu")
+    return Policy(shape, opened, import_module(opened), reference, tuple(others))
 
 
 @pytest.fixture(scope="module", params=["pi05", pytest.param("pi0", marks=pytest.mark.full), "smolvla"])
@@ -115,11 +117,24 @@ def test_velocities_are_those_of_scaled_mm(policy: Policy, precision: str) -> No
     assert not moves
     with Emulator(InMemory(built.program, weights_of(built, tensors)), poison=True) as emulator:  # type: ignore[arg-type]
         found = errors_of(emulator, policy.reference)
-    normed = policy.optimised(precision, scales, family="baseline")  # the yardstick's products read normed values
-    assert not any(node.op == "linear_moments" for graph in normed.module.graphs for node in graph.nodes)
-    yardstick = Rounds(normed.module, tensors, "cpu").errors(policy.reference, ROUNDS)
-    assert max(found) <= FP8_RATIO * max(yardstick)
-    assert 2 * max(policy.reference.errors) < max(found) <= FP8_ABSOLUTE
+    same = Rounds(made.module, tensors, "cpu")
+    assert 2 * max(policy.reference.errors) < max(found) <= FP8_RATIO * max(same.errors(policy.reference, ROUNDS))
+    worst = worst_step(same, policy)
+    assert worst <= FP8_ABSOLUTE
+    if defers(made.module):
+        normed = policy.optimised(precision, scales, family="baseline").module  # products read what norms have made
+        assert not defers(normed)
+        assert worst <= FP8_RATIO * worst_step(Rounds(normed, tensors, "cpu"), policy)
+
+
+def defers(module: Module) -> bool:
+    return any(node.op == "linear_moments" for graph in module.graphs for node in graph.nodes)
+
+
+def worst_step(rounds: Rounds, policy: Policy) -> float:
+    """Root mean square over some observations: one alone differs by half from the next, whatever runs the program."""
+    errors = np.array([rounds.errors(r) for r in (policy.reference, *policy.others)])
+    return float(np.sqrt((errors**2).mean(0)).max())
 
 
 def errors_of(emulator: Emulator, reference: Reference) -> list[float]:
