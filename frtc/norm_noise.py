@@ -1,6 +1,6 @@
 """What a product loses to e4m3 behind its norm, and where it makes up for the norm: passes/defer_norms.py.
 
-Both on some rows and columns of what a calibration sees, with the scales that it would give at that moment:
+Both on some rows and columns of what a calibration sees, with the scales that absmax would give at that moment:
 
     behind   || q(y) W^T - y W^T ||^2 / || y W^T ||^2            q(v): what e4m3 holds of v
     before   || r (q(z) W'^T - z W'^T) ||^2 / || y W^T ||^2      y = r z + t, W' as the pass makes it
@@ -24,6 +24,7 @@ from frtc.passes.norm_readers import Unnormed
 
 ROWS, COLUMNS = 64, 512  # of a value and of a product, evenly spread
 LARGEST = 448.0
+LOST = 1e30  # what is not finite
 
 
 def before_norm(found: Unnormed, values: Mapping[Node, Tensor]) -> Tensor:
@@ -52,7 +53,7 @@ def noise_of(
     behind = _held(y, scales[0]) @ stored.t() - out
     before = (_held(z, scales[1]) @ others.t() - z @ other.t()) * torch.rsqrt(centre + float(norm["eps"]))
     sums = [(gap.square().sum(-1) / size).double().sum() for gap in (behind, before)]
-    return torch.stack(sums).nan_to_num(nan=0.0, posinf=0.0)
+    return torch.stack(sums).nan_to_num(nan=LOST, posinf=LOST)
 
 
 def _centred(w: Tensor, scale: Node | None, values: Mapping[Node, Tensor]) -> Tensor:

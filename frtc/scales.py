@@ -32,8 +32,6 @@ UNNORMED_HEADROOM = 8.0
 UNBOUND = ("absmax", UNNORMED_HEADROOM, PERCENT)
 AGAIN = "calibrate this checkpoint with this frtc: `frtc calibrate CKPT --data DATA -o F.scales`"
 THRESHOLD = 20.0  # dB: a site whose values e4m3 holds less well stays in 16 bits; a normal distribution has 31
-
-
 LOSS = 1.0  # dB: what a product may lose where it makes up for its norm
 
 
@@ -147,7 +145,10 @@ class Scales:
             if worst < threshold
         }
         for site in self.noise:
-            if not (loss := self.loss(site)) <= LOSS:
+            loss = self.loss(site)
+            if np.isnan(loss):
+                fallen[unnormed(site)] = "nothing says what it loses without its norm"
+            elif loss > LOSS:
                 fallen[unnormed(site)] = f"loses {loss:.1f} dB without its norm, more than {LOSS:g}"
         return fallen
 

@@ -155,10 +155,12 @@ def _scales(tensors: Mapping[str, Array], about: Mapping[str, Any]) -> Scales:
     counts, absmax, zeros, scale, noise = found
     shapes, bins = [t.shape for t in found], counts.shape[-1]
     fits = shapes == [(rows, bins), (rows,), (rows,), (rows,), (rows, 2)] and 0 <= first <= first + bins <= FINITE
-    fits = fits and 0 < rows <= MOST_ROWS and bool((np.isfinite(noise) & (noise >= 0)).all())
+    fits = fits and 0 < rows <= MOST_ROWS
     kinds = [t.dtype.str for t in found] == ["<i8", "<f4", "<i8", "<f4", "<f8"]
     if not fits or not kinds or len({s.name for s in sites}) != len(sites) or (counts < 0).any():
         raise ValueError(f"tensors {shapes} of {rows} rows")
+    if not (np.isfinite(noise) & (noise >= 0)).all():
+        raise ValueError("noise is not finite, or negative")
     whole = np.zeros((rows, FINITE), np.int64)
     whole[:, first : first + bins] = counts
     histograms, values, noises, at = {}, {}, {}, 0

@@ -81,7 +81,7 @@ def factors_of(x_scale: Tensor | None, width: int, norm: str, eps: float) -> Ten
         return x_scale
     found = x_scale.double().reshape(*x_scale.shape[:-1], -1, 2 if norm == "layer" else 1).sum(-2) / width
     variance = found[..., -1:] - (found[..., :1] ** 2 if norm == "layer" else 0.0)
-    return torch.rsqrt(variance + eps).to(x_scale.dtype)
+    return torch.rsqrt(variance.clamp_min(0.0) + eps).to(x_scale.dtype)
 
 
 def _linear(

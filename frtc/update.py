@@ -38,6 +38,7 @@ from frtc.errors import FrtcError, UsageError
 from frtc.lowering.ir import Graph, Node, fresh_nodes, rebuild, walk
 from frtc.lowering.ops import const
 from frtc.passes.quantize import SCALE
+from frtc.passes.sites import UNNORMED
 from frtc.policy import TOKENIZER
 from frtc.precision import RecordedScales, parameters
 from frtc.recorded import (
@@ -223,6 +224,7 @@ def _require_scales(old: Plan, expressions: Mapping[str, Node], scales: Scales |
         return
     scales.require_leaves(expressions.values())
     used = {node["key"][len(SCALE) :] for node in walk(expressions.values()) if is_scale(node)}
+    used |= {site.removesuffix(UNNORMED) for site in used}  # a site that fell has 16 bits with its norm or without
     fallen = {site: why for site, why in scales.fallen().items() if site in used}
     if fallen:
         what = f"{len(fallen)} sites that the Plan runs in FP8 cannot be held in it"

@@ -159,7 +159,8 @@ __device__ __forceinline__ void grid_wait() {
 // Lets early launches behind this one begin once every block has called it or ended. It says nothing about memory: what
 // this grid writes before or after it is visible behind the other's grid_wait(), which waits until this grid is complete.
 // Kernels call it behind their own wait. Before it, the grid after the next one would begin, too, and double up on the SMs
-// that have room: vision's attention took 11.8 us on an H200 instead of 7.7.
+// that have room: vision's attention took 11.8 us on an H200 instead of 7.7. Products of few rows may (sm90_gemm.py, RELEASE),
+// where a search in the chain says so.
 __device__ __forceinline__ void grid_release() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

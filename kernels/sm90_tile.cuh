@@ -32,6 +32,7 @@ struct WgmmaTile {
     static constexpr int OWN = 64 / SPLIT, OWNERS = SPLIT == 8 ? 2 : 1, RECEIVED = (SPLIT - 1) * (BM / SPLIT) * BN * 4;
     static constexpr int SMEM = 1024 + RING + RECEIVED + 16 * STAGES + 32;
     static_assert(WN % 32 == 0 && BM <= 256 && BN <= 256, "a box has at most 256 rows");
+    static_assert(SPLIT == 1 || BLOCKS == 1, "Eights::owner() begins with another block each 64 rows");
     static_assert(SPLIT == 1 || (8 % SPLIT == 0 && PARTS == Parts::rows && !PERSISTENT), "every block has rows");
     static_assert(PARTS != Parts::turns || (PERSISTENT && WARPGROUPS == 2), "two take turns");
 };

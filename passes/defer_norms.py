@@ -60,13 +60,13 @@ class _Deferring:
                 readers.setdefault(a, []).append(node)
         roots = set(self.graph.roots)
         last = {n for root in roots for n in _through_views(root)}
-        norms = {
-            source: norm
-            for source, norm in norms_of(self.graph, bare).items()
-            if norm not in roots
-            and not last.intersection(readers.get(norm, ()))
-            and self._fits(source, norm, readers.get(norm, ()))
-        }
+        norms: dict[Node, Node] = {}
+        for source, norm in norms_of(self.graph, bare).items():
+            behind = readers.get(norm, ())
+            if norm in roots or last.intersection(behind) or source.args[0] in norms.values():
+                continue  # the last: a product has moments to make up with, or stores some
+            if self._fits(source, norm, behind):
+                norms[source] = norm
         return self.graph.replace(self._rewritten(norms))
 
     def _rewritten(self, norms: Mapping[Node, Node]) -> dict[Node, Node]:
@@ -94,13 +94,12 @@ class _Deferring:
     def _fits(self, source: Node, norm: Node, readers: Sequence[Node]) -> bool:
         """Whether all readers make up for the norm, and kernels run both ends, in FP8 where the sites are asked to."""
         kinds = {self._kind(reader, norm) for reader in readers}
-        if len(kinds) != 1 or not all(_absorbs(reader, norm) for reader in readers):
+        found = unnormed_of(norm)
+        if found is None or len(kinds) != 1 or not all(_absorbs(reader, norm) for reader in readers):
             return False
         (kind,) = kinds
         if not kind or (norm.op == "layer_norm" and kind != "fp8"):
             return False
-        found = unnormed_of(norm)
-        assert found is not None
         both = _with_moments(source, norm, found)
         products = [_reader(reader, norm, item(both, MOMENTS)) for reader in readers]
         wanted = [both, *products]

@@ -33,8 +33,8 @@ def _plain(norm: Node) -> bool:
 
 
 def bare(node: Node) -> bool:
-    """A linear whose result is stored as it is."""
-    if node.op != "linear" or node.is_const or node["per_row"]:
+    """A linear whose result is stored as it is, and that makes up for no norm of its own."""
+    if node.op != "linear" or node.is_const or node["per_row"] or node["norm"] != "none":
         return False
     return node.args[OPS["linear"].operands.index("inv")] is None
 
@@ -51,7 +51,7 @@ class Unnormed:
 def unnormed_of(x: Node) -> Unnormed | None:
     """None where x is no norm that its readers could make up for. The weights of a layer_norm go into theirs."""
     s = x.args[0] if x.op in KINDS and _plain(x) else None
-    if s is None:
+    if s is None or any(v.t.rank != 1 for v in vectors_of(x)):  # others differ by row
         return None
     w = None if x.op == "layer_norm" else x.args[1]
     offset = 1.0 if x.op == "ada_rms_norm" else x.get("offset", 0.0)

@@ -51,7 +51,7 @@ def factors_of(x_scale: Array | None, width: int, norm: str, eps: float) -> Arra
         return x_scale
     found = x_scale.astype(np.float64).reshape(*x_scale.shape[:-1], -1, 2 if norm == "layer" else 1).sum(-2) / width
     variance = found[..., -1:] - (found[..., :1] ** 2 if norm == "layer" else 0.0)
-    return np.asarray(1.0 / np.sqrt(variance + eps), x_scale.dtype)
+    return np.asarray(1.0 / np.sqrt(np.maximum(variance, 0.0) + eps), x_scale.dtype)
 
 
 def _linear(

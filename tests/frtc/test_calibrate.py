@@ -34,7 +34,7 @@ from frtc.passes.limit_rows import limit_rows
 from frtc.passes.name_weights import name_weights
 from frtc.passes.pipeline import Options, run_passes
 from frtc.passes.precision import Precision
-from frtc.passes.sites import sites_of
+from frtc.passes.sites import sites_of, unnormed
 from frtc.passes.standard import FRONT, pipeline
 from frtc.policy_options import PolicyOptions
 from frtc.precision import parameters
@@ -293,6 +293,17 @@ def test_into_a_plan_whose_fine_tune_is_twice_a_weight(made: Made, tmp_path: Pat
     theirs = calibrate(other, made.data, None, Wishes(samples=SAMPLES))
     fault = refused("calibrate.checkpoint", replace_scales, plan, other, scales=theirs)
     assert "denoise.layers.1.mlp.down.weight" in dict(fault.rows)["first"] and plan.read_bytes() == before
+
+
+def test_into_a_plan_where_a_site_falls_that_has_no_norm(made: Made, tmp_path: Path) -> None:
+    """The Plan has the scale of the values before the norm alone; what falls behind it has 16 bits either way."""
+    plan, scales, site = tmp_path / "p.plan", read_scales(made.scales), "vision.tower.layers.0.fc1.weight"
+    shutil.copy(made.plan, plan)
+    assert unnormed(site) in open_plan(plan).evidence["calibration"]["sites"]
+    worse = replace(scales, values={**scales.values, site: scales.values[site] * np.float32(2**14)})
+    assert list(worse.fallen()) == [site]
+    fault = refused("scales.fallen", replace_scales, plan, made.checkpoint, scales=worse)
+    assert [label for label, _ in fault.rows] == [site] and plan.read_bytes() == made.plan.read_bytes()
 
 
 def test_into_a_plan_of_another_checkpoint_or_without_scales(made: Made, tmp_path: Path) -> None:

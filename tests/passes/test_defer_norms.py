@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from frtc.lowering.ir import Node
+from frtc.passes.check import compare
 from frtc.passes.defer_norms import defer_norms
+from frtc.passes.fuse_linear_norm import fuse_linear_norm
 from frtc.passes.precision import Precision
-from tests.passes.expect import expect_pass, expect_unchanged
+from tests.passes.expect import as_module, expect_pass, expect_unchanged
 
 BF16, FP8 = Precision(), Precision("fp8", static=True)
 
@@ -164,6 +166,44 @@ ADA = RMS.replace("rms_norm(%0, %n", "ada_rms_norm(%0, %n, %n")
 )  # fmt: skip
 def test_norms_that_stay(text: str, precision: Precision) -> None:
     expect_unchanged(defer_norms(everything, precision), text)
+
+
+CHAIN = """
+    graph g(x: bf16[5,8]) {
+      @b : f32[48]
+      @n : bf16[64]
+      @n2 : bf16[48]
+      @u : bf16[40,48]
+      @v : bf16[48,64]
+      @w : bf16[64,8]
+      %0 = linear(%x, @w) : bf16[5,64]
+      %1 = layer_norm(%0, @n, eps=1e-06) : bf16[5,64]
+      %2 = linear(%1, @v, @b) : bf16[5,48]
+      %3 = layer_norm(%2, @n2, eps=1e-06) : bf16[5,48]
+      %4 = linear(%3, @u) : bf16[5,40]
+      %5 = neg(%4) : bf16[5,40]
+      return y=%5
+    }
+    """
+
+
+@pytest.mark.parametrize(("text", "precision"), [(CHAIN, FP8), (CHAIN.replace("layer_norm", "rms_norm"), BF16)])
+def test_two_norms_in_a_row(text: str, precision: Precision) -> None:
+    """A product makes up for a norm or stores moments for the next one, not both; nor does fuse_linear_norm take it."""
+    module = as_module(text)
+    once = defer_norms(everything, precision)(module)
+    both = fuse_linear_norm(everything)(once)
+    for result in (once, both):
+        ops = [node.op for node in result.graphs[0].nodes]
+        assert ops.count("linear_moments") == 1 and sum(op.endswith("_norm") for op in ops) == 1
+        compare(module, result, "in a row")
+
+
+@pytest.mark.parametrize("shape", ["1,64", "5,64"])
+@pytest.mark.parametrize("norm", ["rms_norm(%0, @n", "layer_norm(%0, @n", "ada_rms_norm(%0, @n, @n"])
+def test_vectors_that_differ_by_row(norm: str, shape: str) -> None:
+    text = RMS.replace("rms_norm(%0, %n", norm).replace(", n: bf16[64]", "")
+    expect_unchanged(defer_norms(everything, FP8), text.replace("@v :", f"@n : bf16[{shape}]\n      @v :"))
 
 
 def test_both_ends_need_kernels() -> None:
