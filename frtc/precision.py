@@ -24,7 +24,7 @@ from frtc.kernels.targets import Target
 from frtc.lowering.ir import Module
 from frtc.passes.precision import KINDS, Precision, Share, shares_of
 from frtc.passes.quantize import SCALE, Note
-from frtc.passes.sites import UNNORMED, sites_of
+from frtc.passes.sites import UNNORMED, sites_of, unnormed
 from frtc.products import meaning
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class PrecisionReport:
     scales          "static", "per row" or "": of activations
     shares          FLOPs of each program by what they multiply
     notes           of every site
+    normed          sites in FP8 whose norm stays a step of its own, where those of others do not, and why
     """
 
     kind: str
@@ -137,6 +138,7 @@ class PrecisionReport:
     scales: str
     shares: tuple[Share, ...]
     notes: tuple[Note, ...]
+    normed: Mapping[str, str]
 
     @staticmethod
     def of(precision: Precision, native: bool, module: Module, notes: Sequence[Note]) -> PrecisionReport:
@@ -144,7 +146,10 @@ class PrecisionReport:
         used = any(n.kind == "fp8" for n in notes)
         scales = ("static" if precision.static else "per row") if used else ""
         words = meaning(precision.kind, native)
-        return PrecisionReport(precision.kind, words, scales, tuple(shares_of(module)), tuple(notes))
+        deferred = any(node.op == "linear_moments" for graph in module.graphs for node in graph.nodes)
+        fallen = {n.site: precision.fallen.get(unnormed(n.site), "") for n in notes if n.kind == "fp8" and deferred}
+        normed = {site: why for site, why in fallen.items() if why}
+        return PrecisionReport(precision.kind, words, scales, tuple(shares_of(module)), tuple(notes), normed)
 
     @property
     def fp8(self) -> float:
@@ -160,6 +165,7 @@ class PrecisionReport:
             "fp8_share": self.fp8,
             "stages": {s.program: dict(s.flops) for s in self.shares},
             "sites": {n.site: {"kind": n.kind, "reason": n.reason} for n in self.notes},
+            "normed": dict(self.normed),
         }
 
     def __str__(self) -> str:
@@ -170,6 +176,8 @@ class PrecisionReport:
             lines.append(f"  {self.fp8:.1%} of all products' FLOPs are FP8 x FP8")
         if kept := [(n.site, n.reason) for n in self.notes if n.reason]:
             lines += ["sites that stay in 16 bits", table(kept)]
+        if self.normed:
+            lines += ["sites behind a norm of its own", table(self.normed.items())]
         return "\n".join(lines)
 
 

@@ -213,6 +213,23 @@ def test_a_site_that_fp8_cannot_hold_stays_in_16_bits(made: Made, tmp_path: Path
     assert [label for label, _ in fault.rows] == [site]
 
 
+def test_a_product_that_loses_without_its_norm_keeps_it(made: Made, tmp_path: Path) -> None:
+    """It is FP8 all the same, and the report names it; the other norms are made up for as before."""
+    scales, site = read_scales(made.scales), "prefix.layers.1.mlp.gate.weight|up.weight"
+    noisy = scales.noise[site] * np.array([1, 100.0])
+    worse = replace(scales, noise={**scales.noise, site: noisy})
+    assert list(worse.fallen()) == [unnormed(site)]
+    report = compile(made.checkpoint, "hopper", tmp_path / "o.plan", STATIC, scales=worse)
+    kept = open_plan(tmp_path / "o.plan").evidence["calibration"]
+    assert site in kept["sites"] and unnormed(site) not in kept["sites"]
+    others = open_plan(made.plan).evidence["calibration"]["sites"].keys() - {unnormed(site)}
+    assert kept["sites"].keys() == others | {site}
+    assert {n.site: n.kind for n in report.precision.notes}[site] == "fp8"
+    assert list(report.precision.to_json()["normed"]) == [site]
+    assert list(report.precision.normed) == [site] and "behind a norm of its own" in str(report.precision)
+    assert not compile(made.checkpoint, "thor", tmp_path / "t.plan", STATIC, scales=worse).precision.normed
+
+
 def test_two_fine_tunes_that_differ_in_one_weight(made: Made, tmp_path: Path) -> None:
     """Headers are equal, scales are never shared."""
     other = tmp_path / "tuned"
