@@ -203,15 +203,15 @@ def _compile(
 
 
 def _stage(name: str, emitted: list[Emitted], target: Target, index: Mapping[Job, int], rounds: int) -> Stage:
-    meets = [any(stage.meets for stage in _stages(e, target)) for e in emitted]
+    stages = [_stages(e, target) for e in emitted]
+    meets = [any(stage.meets for stage in own) for own in stages]
     calls = with_dependences([call_of(e, target, index) for e in emitted], rounds, meets)
     verify_no_race(calls, rounds)
-    return Stage(name, _settled(calls, emitted, target, rounds))
+    return Stage(name, _settled(calls, stages, rounds))
 
 
-def _settled(calls: tuple[Call, ...], emitted: list[Emitted], target: Target, rounds: int) -> tuple[Call, ...]:
+def _settled(calls: tuple[Call, ...], stages: list[tuple[KernelStage, ...]], rounds: int) -> tuple[Call, ...]:
     """With the rows that launches may read before they wait."""
-    stages = [_stages(e, target) for e in emitted]
     begun = [any(stage.begun for stage in own) for own in stages]
     found = []
     for i, (call, own) in enumerate(zip(calls, stages, strict=True)):

@@ -34,10 +34,10 @@ from frtc.compiler import (
 from frtc.dataset import Wanted, open_data
 from frtc.dataset_trust import require_trust
 from frtc.errors import FrtcError, UsageError
-from frtc.histogram import Histogram
+from frtc.histogram import LARGEST, Histogram
 from frtc.lowering.ir import Node, fresh_nodes
 from frtc.lowering.ops import OPS
-from frtc.norm_noise import LARGEST, before_norm, noise_of
+from frtc.norm_noise import before_norm, noise_of
 from frtc.passes.limit_rows import limit_rows
 from frtc.passes.norm_readers import unnormed_of
 from frtc.passes.pipeline import Options, run_passes

@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from frtc.histogram import LARGEST
 from frtc.lowering.ir import Node
 from frtc.passes.norm_readers import Unnormed
 
 ROWS, COLUMNS = 64, 512  # of a value and of a product, evenly spread
-LARGEST = 448.0
 LOST = 1e30  # what is not finite
 
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from frtc.kernels.reference.linear import MOMENTS
 from frtc.torch_ops import ACTIVATIONS, alone, cast, emit, norm_of, rope_qkv
 from frtc.torch_tensors import TORCH, scalar, widen
 
 WIDENED_AT_ONCE = 1 << 25  # elements of a weight held in fp32 at a time: 128 MB
 TILE = 16  # FP8 products want sizes in multiples of it
-MOMENTS = 32  # elements of a row that one of its moments is of
 FP8, SIXTEEN_BITS = TORCH["e4m3"], (TORCH["bf16"], TORCH["f16"])
 
 

@@ -24,12 +24,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from frtc.lowering.ir import Graph, Module, Node, Type, input_, item, make
-from frtc.lowering.ops import OPS, add, index, linear, linear_moments, mul, reduce_mean, sub
+from frtc.lowering.ops import OPS, add, linear, linear_moments, mul, reduce_mean, sub
 from frtc.passes.fp8_nodes import VIEWS, emitted, in_8_bits
 from frtc.passes.norm_readers import DEFERRED, Unnormed, bare, in_order, norms_of, unnormed_of
 from frtc.passes.precision import Precision
 from frtc.passes.rewrite import Implements, Pass, count
 from frtc.passes.sites import GemmSite, sites_of, unnormed
+from frtc.passes.tables import entry_of, table_of
 
 MOMENTS, Z = 1, 2  # results of linear_moments
 
@@ -137,17 +138,9 @@ def _absorbs(reader: Node, norm: Node) -> bool:
     weights = [a for a in norm.args[1:2] if a is not None]
     constant = norm.op != "layer_norm" or all(w.is_const for w in weights)  # they go into W
     shift = norm.args[2] if norm.op != "rms_norm" else None
-    return not scaled and constant and (bias is None or bias.is_const) and (shift is None or _table(shift) is not None)
-
-
-def _table(vector: Node) -> tuple[Node, Node | None] | None:
-    """A constant, or the table whose row it is in each round, and the round."""
-    if vector.is_const:
-        return vector, None
-    if vector.op != "index":
-        return None
-    table, round = vector.operands
-    return (table, round) if table.is_const else None
+    return (
+        not scaled and constant and (bias is None or bias.is_const) and (shift is None or table_of(shift) is not None)
+    )
 
 
 def _with_moments(source: Node, norm: Node, found: Unnormed) -> Node:
@@ -186,13 +179,11 @@ def _shifted(bias: Node | None, norm: Node, w: Node) -> Node | None:
     shift = norm.args[2] if norm.op != "rms_norm" else None
     if shift is None:
         return bias
-    found = _table(shift)
+    found = table_of(shift)
     assert found is not None, "asked before"
     table, round = found
     moved = linear(table, w, dtype="f32")
-    moved = moved if bias is None else add(moved, bias, dtype="f32")
-    result: Node = moved if round is None else index(moved, round)
-    return result
+    return entry_of(moved if bias is None else add(moved, bias, dtype="f32"), round)
 
 
 def _centred(w: Node, scale: Node | None) -> Node:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from functools import partial
 
 from frtc.lowering.ir import Module, Node
-from frtc.lowering.ops import OPS, concat, index, linear_rope_qkv, reshape, slice_, transpose
+from frtc.lowering.ops import OPS, concat, linear_rope_qkv, reshape, slice_, transpose
 from frtc.lowering.pattern import Var, once
 from frtc.passes.rewrite import Implements, Pass, Rules, rewrite
+from frtc.passes.tables import entry_of, table_of
 
 product = Var("product", where=lambda n: isinstance(n, Node) and n.op == "linear" and not n.is_const)
 cos, sin, heads, kv_heads = Var("cos"), Var("sin"), Var("heads"), Var("kv_heads")
@@ -41,15 +42,15 @@ def _turned(node: Node, product: Node, cos: Node, sin: Node, heads: int, kv_head
 
 def _turned_bias(b: Node, heads: int, size: int) -> Node | None:
     """The constant in the order of `pairs`; or each row of a table, of which it is the one of a round."""
-    if b.is_const:
-        result: Node = reshape(pairs(reshape(b, shape=(*b.shape, 1)), heads, size), shape=b.shape)
-        return result
-    if b.op != "index" or not b.operands[0].is_const:
+    found = table_of(b)
+    if found is None:
         return None
-    table, round = b.operands
-    turned = transpose(pairs(transpose(table, perm=(-1, -2)), heads, size), perm=(-1, -2))
-    row: Node = index(turned, round)
-    return row
+    table, round = found
+    if round is None:
+        turned = reshape(pairs(reshape(b, shape=(*b.shape, 1)), heads, size), shape=b.shape)
+    else:
+        turned = transpose(pairs(transpose(table, perm=(-1, -2)), heads, size), perm=(-1, -2))
+    return entry_of(turned, round)
 
 
 def pairs(w: Node, heads: int, size: int) -> Node:

@@ -56,9 +56,7 @@ def pipeline(
         fuse_epilogues(implements),  # after folds: they match bare linears
         fuse_residual_norm(implements),  # after epilogues: only sums that no linear can absorb
         limit_rows,  # after epilogues: the linears are whole; before layout: a view does not say where an axis goes
-        defer_norms(
-            implements, precision
-        ),  # after limit_rows, which knows linear and norm; before views hide the readers
+        defer_norms(implements, precision),  # after limit_rows, which knows linear and norm; before views hide readers
         # After limit_rows, which knows the two ops apart. With FP8 alone: it saves a launch for each norm of the loop,
         # and a norm of few rows that waits for the last block of its product takes a microsecond longer than alone.
         *([fuse_linear_norm(implements)] if "fp8" in precision.kinds else []),

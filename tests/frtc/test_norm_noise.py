@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from frtc.histogram import LARGEST
 from frtc.kernels.dtypes import round_to
 from frtc.lowering import ops
 from frtc.lowering.ir import Node, Type, input_
-from frtc.norm_noise import LARGEST, ROWS, before_norm, noise_of
+from frtc.norm_noise import ROWS, before_norm, noise_of
 from frtc.passes.norm_readers import unnormed_of
 
 Array = np.ndarray[Any, Any]
