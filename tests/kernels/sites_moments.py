@@ -146,7 +146,7 @@ def inputs(site: Site, generator: np.random.Generator) -> list[NDArray[Any] | No
     """Fresh operands, all rows counted: moments of a reader are those of what x is before its norm."""
     x = site.operands[0]
     assert x is not None
-    return inputs_of_rows(x.shape[0])(site, generator)
+    return inputs_of_rows(x.shape[-2])(site, generator)
 
 
 def inputs_of_rows(count: int) -> Inputs:
@@ -170,10 +170,14 @@ def inputs_of_rows(count: int) -> Inputs:
 
 
 def moments_of(x: NDArray[Any] | None, norm: str, generator: np.random.Generator) -> NDArray[Any]:
-    """Of rows that are x times a number of the row's own, shifted by another where there is a mean to take away."""
+    """Of rows that are x times a number of the row's own, shifted by another where there is a mean to take away.
+
+    x [..., K] -> f32 [..., ceil(K / 32)], or twice as many for "layer"
+    """
     assert x is not None
-    size, shift = generator.uniform(0.5, 2.0, (len(x), 1)), generator.uniform(-2.0, 2.0, (len(x), 1))
+    size, shift = generator.uniform(0.5, 2.0, (*x.shape[:-1], 1)), generator.uniform(-2.0, 2.0, (*x.shape[:-1], 1))
     rows = (x.astype(np.float32) + (shift if norm == "layer" else 0.0)) * size
-    parts = np.pad(rows, ((0, 0), (0, -rows.shape[1] % MOMENTS))).reshape(len(rows), -1, MOMENTS)
+    ends = [*[(0, 0)] * (x.ndim - 1), (0, -x.shape[-1] % MOMENTS)]
+    parts = np.pad(rows, ends).reshape(*x.shape[:-1], -1, MOMENTS)
     sums = [np.sum(parts**2, -1)] if norm == "rms" else [np.sum(parts, -1), np.sum(parts**2, -1)]
-    return np.stack(sums, -1).reshape(len(rows), -1).astype(np.float32)
+    return np.stack(sums, -1).reshape(*x.shape[:-1], -1).astype(np.float32)

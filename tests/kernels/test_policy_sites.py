@@ -12,8 +12,9 @@ from bench.sites import NATIVE_SHAPES, from_json, table, to_json, uses
 from frtc.codegen.nvrtc import compile_all
 from frtc.compiler import families_for, target_named
 from frtc.kernels.catalog import CATALOG
+from frtc.kernels.dtypes import DTYPES
 from tests.kernels.device import Gpu
-from tests.kernels.harness import TARGET, Case, check, expected, operands_of
+from tests.kernels.harness import PERIOD, TARGET, Case, check, drawn, expected, operands_of
 from tests.kernels.sites_policies import TABLE, case_of, policy_sites
 
 SITES, NATIVE = policy_sites(), policy_sites(native=True)
@@ -72,6 +73,18 @@ def test_chosen_kernels_spill_nothing() -> None:
 
 def small(case: Case) -> bool:
     return sum(o.nbytes for o in (*case.site.operands, *case.site.results) if o) < 1 << 20
+
+
+@pytest.mark.parametrize("case", [*CASES, *NATIVE_CASES], ids=str)
+def test_inputs_suit_the_operands(case: Case) -> None:
+    """Every site, whatever its size: one value for each operand, of its shape and type; NaN only what is hidden."""
+    hides = case.site.op == "attention"
+    for operand, values in zip(case.site.operands, drawn(case), strict=True):
+        assert (operand is None) == (values is None)
+        if operand is not None and values is not None:
+            assert values.shape == operand.shape and values.dtype == DTYPES[operand.dtype].numpy
+            once = values[tuple(slice(min(n, PERIOD)) for n in values.shape[:-1])]  # drawn rows repeat behind these
+            assert hides or values.dtype.kind in "biu" or np.isfinite(once.astype(np.float32)).all()
 
 
 @pytest.mark.parametrize("case", [case for case in (*CASES, *NATIVE_CASES) if small(case)], ids=str)
