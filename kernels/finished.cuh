@@ -55,11 +55,7 @@ public:
     template <int THREADS, int SHARES = 1>
     __device__ __forceinline__ void finish(u8* smem, int m0) const {
         const u32 all = gridDim.y * SHARES;
-#ifdef FRTC_SABOTAGE_EARLY_PANEL
-        const u32 enough = all - 1;
-#else
-        const u32 enough = all;
-#endif
+        const u32 enough = kEarly ? all - SHARES : all;
         __syncthreads();  // all stores of the block are made, and its shared memory is free
         rows.template prepare<THREADS>(smem);
         const int count = min(BM, rows.rows - m0);
@@ -78,22 +74,44 @@ public:
             } else if (block < count) {
                 rows.template whole_row<THREADS>(smem, m0 + block);
             }
-            if (threadIdx.x == 0 && atomic_add_acq_rel(counter, 1) + 1 == 2 * all) *counter = 0;
+            if constexpr (kEarly) __syncthreads();  // all rows of the block are read
+            if (threadIdx.x == 0) {
+                const u32 done = atomic_add_acq_rel(counter, 1) + 1;
+                if (done == 2 * all + kMade) *counter = 0;
+                if (kEarly && done == 2 * enough) atomic_add_acq_rel(counter, kMade);
+            }
         } else {
             const u32 seen = threadIdx.x == 0 ? atomic_add_acq_rel(counter, 1) + 1 : 0;
-            if (seen == all) *counter = 0;
+            if (seen == all + kMade) *counter = 0;
             cp_async_wait<0>();
             if (__syncthreads_or(seen == enough)) {
                 rows.template panel<THREADS, SMEM, 2>(smem, m0, count, threadIdx.x / 32, THREADS / 32);
+                if constexpr (kEarly) {
+                    __syncthreads();  // all rows of the panel are read
+                    if (threadIdx.x == 0) atomic_add_acq_rel(counter, kMade);
+                }
             }
         }
     }
 
 private:
-    __device__ __forceinline__ static void linger() {
-#if defined(FRTC_SABOTAGE_LATE_TILE) || defined(FRTC_SABOTAGE_EARLY_PANEL)
+#ifdef FRTC_SABOTAGE_EARLY_PANEL
+    // The panel is made without its first tile, which is stored only when the counter has the bit that says so: no delay
+    // decides. Panels of one tile are whole.
+    static constexpr bool kEarly = true;
+    static constexpr u32 kMade = 1u << 31;
+#else
+    static constexpr bool kEarly = false;
+    static constexpr u32 kMade = 0;
+#endif
+
+    __device__ __forceinline__ void linger() const {
+#ifdef FRTC_SABOTAGE_LATE_TILE
         if (blockIdx.y == 0) __nanosleep(20000);
 #endif
+        if constexpr (kEarly) {
+            while (blockIdx.y == 0 && gridDim.y > 1 && !(load_acquire(arrived + blockIdx.x) & kMade)) __nanosleep(100);
+        }
     }
 
     EPILOGUE epilogue;

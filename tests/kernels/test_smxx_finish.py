@@ -300,6 +300,13 @@ def test_the_last_block_waits_for_a_late_tile(gpu: Gpu, case: harness.Case) -> N
     assert not found, found
 
 
+def test_early_panels_leave_a_tile_out() -> None:
+    """A panel of one tile cannot be made too early; others are made without their first, which waits for that."""
+    for case in EARLY:
+        (stage,) = case.kernel.stages(case.site, case.config, harness.TARGET)
+        assert stage.grid[1] > 1 and case.config["FINISH"] == "panel"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", harness.swept([*EARLY, *NEIGHBOUR], [*EARLY[::6], *NEIGHBOUR]), ids=str)
 def test_sabotaged(gpu: Gpu, case: harness.Case) -> None:
