@@ -1,11 +1,13 @@
 """Tactics from the whole chain: kernels and tiles that make a program quickest, each measured in its place.
 
     PYTHONPATH=. python3 -m bench.chain_search [--policy pi0] [--only "c50 fp8"] [--programs denoise] [--seconds 300]
+        [--sites "e4m3[4304,1152]" ...]
 
 A launch shares the device with its neighbours: their weights are on their way while it works, and their blocks wait for
 room beside its own. No chain of one site shows that. So each site of a program, those with the most time first, takes
 each of the candidates that the cost model finds near its best; the program is compiled with it, as a whole, and timed;
-what is quickest stays. Programs have random weights, as in bench/gpu_scale.py.
+what is quickest stays. Sites that the target's table knows, and those of a small share, are left as they are, unless
+`--sites` names them. Programs have random weights, as in bench/gpu_scale.py.
 
 Written after each site: chain_search.json, every time that was measured, and hopper.json, tactics for `frtc compile
 --tactics` and for frtc/kernels/tactics, with those that the target's table has already. Microseconds of a tactic are
@@ -32,11 +34,12 @@ import torch
 from bench import report
 from bench.full_model import ARCH, STATIC, Shape, observation
 from bench.gpu_scale import Case as ScaleCase
-from bench.gpu_scale import Compiled, exact_weights, fill_weights, plan_in_memory, traced
+from bench.gpu_scale import Compiled, exact_weights, fill_weights, named, plan_in_memory, traced
 from bench.sites import precision_of
 from frtc.codegen.build import build
 from frtc.codegen.fusible import implements
 from frtc.compiler import families_for, target_named
+from frtc.errors import UsageError
 from frtc.estimate import rounds_of_module
 from frtc.kernels.catalog import CATALOG, Catalog, Choice
 from frtc.kernels.spec import Site
@@ -57,17 +60,20 @@ SAMPLES, WARM_UP = 40, 5
 PROCESSES = 4  # that compile for a case
 
 
+SiteOf = tuple[str, int, tuple[Tactic, ...]]  # key, launches, candidates
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
     """A case, compiled with some tactics.
 
-    sites      program -> (text, launches, candidates as tactics with estimates, the chosen one first)
+    sites      program -> (key, launches, candidates as tactics with estimates, the chosen one first)
     rounds     program -> how often it runs in an inference
     estimates  program -> microseconds of all its calls in all rounds
     """
 
     compiled: Compiled
-    sites: Mapping[str, tuple[tuple[str, int, tuple[Tactic, ...]], ...]]
+    sites: Mapping[str, tuple[SiteOf, ...]]
     rounds: Mapping[str, int]
     estimates: Mapping[str, float]
 
@@ -149,13 +155,22 @@ def times_of(case: ScaleCase, one: Made, device: str) -> dict[str, float]:
 
 @dataclass(slots=True)
 class Search:
-    """Of one case."""
+    """Of one case.
+
+    texts      where there are any: only sites whose key holds one of them, and all of those
+    searched   keys, by this search or by another one of the same run: once is enough
+    keys       of all sites of its programs
+    chosen     what was found, and what was known before
+    """
 
     case: ScaleCase
     device: str
     pool: ProcessPoolExecutor
     until: float
     again: bool
+    texts: tuple[str, ...] = ()
+    searched: set[str] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
     chosen: dict[str, Tactic] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
@@ -165,20 +180,32 @@ class Search:
     def run(self, programs: Sequence[str]) -> Iterator[None]:
         """One pass over all sites of the programs."""
         base = self.start(self.chosen).result()
+        if unknown := ", ".join(program for program in programs if program not in base.sites):
+            raise UsageError("option.programs", f"there is no program {unknown}", [("known", ", ".join(base.sites))])
+        self.keys |= {key for program in programs for key, *_ in base.sites[program]}
         before = times_of(self.case, base, self.device)
         print(f"{self.case.label}: " + "  ".join(f"{n} {t:.1f}" for n, t in before.items() if t > 20), flush=True)
         self.rows.append({"site": "", "tactic": "", "times_us": before})
         for program in programs:
             best = before[program]
-            for key, launches, candidates in sorted(base.sites[program], key=lambda s: -s[1] * s[2][0].us):
-                few = launches < SHARE * sum(n for _, n, _ in base.sites[program])
-                known = key in self.chosen or (key in table_of(ARCH).by_site and not self.again)
-                if few or known or time.perf_counter() > self.until:
-                    continue  # known: chosen for another program or case, or in the table
+            for key, launches, candidates in self.wanted(base.sites[program]):
+                if time.perf_counter() > self.until:
+                    print(f"  {program} no time for {key[:110]}", flush=True)
+                    continue
+                self.searched.add(key)
                 best = self._site(program, key, launches * base.rounds[program], candidates, best)
                 share = self.chosen[key].us / base.estimates[program]
                 self.chosen[key] = replace(self.chosen[key], us=best * share)
                 yield
+
+    def wanted(self, sites: Sequence[SiteOf]) -> list[SiteOf]:
+        """Those with the most time first; none twice, whatever programs and cases it is in."""
+        total, table = sum(n for _, n, _ in sites), {} if self.again else table_of(ARCH).by_site
+        if self.texts:
+            found = [site for site in sites if any(text in site[0] for text in self.texts)]
+        else:
+            found = [site for site in sites if site[1] >= SHARE * total and site[0] not in table]
+        return sorted((s for s in found if s[0] not in self.searched), key=lambda s: -s[1] * s[2][0].us)
 
     def _site(self, program: str, key: str, launches: int, candidates: Sequence[Tactic], best: float) -> float:
         own, *others = candidates
@@ -216,27 +243,54 @@ def main() -> int:
     parser.add_argument("--programs", default="denoise,vision,prefix")
     parser.add_argument("--seconds", type=float, default=240, help="no new site is begun after these")
     parser.add_argument("--again", action="store_true", help="sites, too, that the target's table knows already")
+    parser.add_argument(
+        "--sites",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="only sites whose key holds this, and all of those; may be repeated",
+    )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     arguments = parser.parse_args()
     started, device = time.perf_counter(), arguments.device
-    wanted = [case for case in cases(arguments.policy, device) if arguments.only in case.label]
+    wanted = named(parser, cases(arguments.policy, device), arguments.only)
     context, workers = multiprocessing.get_context("spawn"), min(PROCESSES, os.cpu_count() or 1)
-    until = started + arguments.seconds
     pools = [ProcessPoolExecutor(workers, mp_context=context) for _ in wanted]
-    searches = [Search(case, device, pool, until, arguments.again) for case, pool in zip(wanted, pools, strict=True)]
+    searched: set[str] = set()
+    searches = [
+        Search(case, device, pool, started + arguments.seconds, arguments.again, tuple(arguments.sites), searched)
+        for case, pool in zip(wanted, pools, strict=True)
+    ]
     for search in searches:  # all of them trace meanwhile
         for _ in range(workers):
             search.start({})
-    all_chosen = {} if arguments.again else dict(table_of(ARCH).by_site)
-    for search in searches:
-        search.chosen.update(all_chosen)
-        for _ in search.run(arguments.programs.split(",")):
-            all_chosen |= search.chosen
-            write(searches, all_chosen, device, time.perf_counter() - started)
-    for pool in pools:
-        pool.shutdown(wait=False, cancel_futures=True)
-    print(f"{len(all_chosen)} sites in {time.perf_counter() - started:.1f} s")
+    chosen = {} if arguments.again else dict(table_of(ARCH).by_site)
+    try:
+        search_all(searches, chosen, arguments.programs.split(","), started)
+    except UsageError as fault:
+        print(fault, file=sys.stderr)
+        return fault.exit_code
+    finally:
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+    print(f"{len(searched)} sites searched in {time.perf_counter() - started:.1f} s, {len(chosen)} known")
     return 0
+
+
+def search_all(
+    searches: Sequence[Search], chosen: dict[str, Tactic], programs: Sequence[str], started: float = 0.0
+) -> None:
+    """One case after the other; `chosen` grows, and is written after each site."""
+    for search in searches:
+        search.chosen.update(chosen)
+        for _ in search.run(programs):
+            chosen |= search.chosen
+            write(searches, chosen, search.device, time.perf_counter() - started)
+    keys = {key for search in searches for key in search.keys}
+    for text in searches[0].texts:
+        if not any(text in key for key in keys):
+            rows = [("their sites", key[:110]) for key in sorted(keys)]
+            raise UsageError("option.sites", f"no site of {', '.join(programs)} holds {text!r}", rows)
 
 
 def write(searches: Sequence[Search], chosen: Mapping[str, Tactic], device: str, seconds: float) -> None:

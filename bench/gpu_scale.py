@@ -252,6 +252,14 @@ def compiling(wanted: Sequence[Case], family: str | None, device: str) -> Iterat
     yield from running
 
 
+def named(parser: argparse.ArgumentParser, known: Sequence[Case], text: str) -> list[Case]:
+    """Cases whose label holds the text; none is a mistake, which ends the program."""
+    found = [case for case in known if text in case.label]
+    if not found:
+        parser.error(f"--only {text!r}: no case's label holds this; they are: {', '.join(c.label for c in known)}")
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--policy", default="pi05", choices=list(load_models()))
@@ -260,7 +268,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     arguments = parser.parse_args()
     device, started = arguments.device, time.perf_counter()
-    wanted = [case for case in cases(arguments.policy, device) if arguments.only in case.label]
+    wanted = named(parser, cases(arguments.policy, device), arguments.only)
     counts = COUNTS if device == "cuda" else REHEARSAL
     about = report.about("bench.gpu_scale", device) | {"policy": arguments.policy, "target": ARCH}
     about |= {"family": arguments.family}

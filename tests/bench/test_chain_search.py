@@ -11,10 +11,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bench import chain_search
-from bench.chain_search import Made, Search, cases, made, write
+from bench import chain_search, gpu_scale
+from bench.chain_search import Made, Search, cases, made, search_all, write
 from frtc.codegen import build
 from frtc.codegen.nvrtc import Cubin
+from frtc.errors import UsageError
 from frtc.kernels.tactic import Tactic, Tactics, read_tactics
 
 (CASE,) = cases("pi05", "cpu")
@@ -76,6 +77,45 @@ def test_what_the_table_knows_is_left(search: Search, monkeypatch: pytest.Monkey
     again = Search(CASE, "cpu", Here(), float("inf"), again=True)  # type: ignore[arg-type]
     list(again.run([PROGRAM]))
     assert one in again.chosen
+
+
+def test_named_sites_are_searched_whatever_is_known(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no others: that the table has one, or that it has few launches, does not matter."""
+    sites = made(CASE, ()).sites[PROGRAM]
+    total = sum(launches for _, launches, _ in sites)
+    rare = min(sites, key=lambda site: site[1])
+    table = {key: found[0] for key, _, found in sites}
+    monkeypatch.setattr(chain_search, "SHARE", 2 * rare[1] / total)
+    monkeypatch.setattr(chain_search, "table_of", lambda target: Tactics(target, "", "", table))
+    search.chosen.update(table)
+    search.texts = (rare[0],)
+    list(search.run([PROGRAM]))
+    assert search.searched == {rare[0]}
+    list(search.run([PROGRAM]))  # as for another program, or case
+    assert len(search.rows) == 2 + len(rare[2]) - 1
+    search.texts = ()
+    assert not search.wanted(sites)
+
+
+def test_sites_that_nobody_has_are_a_mistake(search: Search) -> None:
+    search.texts = ("of no op",)
+    with pytest.raises(UsageError, match="no site of denoise holds 'of no op'"):
+        search_all([search], {}, [PROGRAM])
+
+
+def test_programs_that_nobody_has_are_a_mistake(search: Search) -> None:
+    with pytest.raises(UsageError, match="there is no program nothing"):
+        search_all([search], {}, [PROGRAM, "nothing"])
+
+
+@pytest.mark.parametrize("main", [chain_search.main, gpu_scale.main])
+def test_cases_that_nobody_has_are_a_mistake(monkeypatch: pytest.MonkeyPatch, capsys: Any, main: Any) -> None:
+    """Said before anything is compiled, with the labels that there are."""
+    monkeypatch.setattr("sys.argv", ["bench", "--only", "c51 fp9"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "c51 fp9" in said and cases("pi05", "cuda")[0].label in said
 
 
 def test_a_candidate_that_fails_is_none(search: Search, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
