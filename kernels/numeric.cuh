@@ -80,6 +80,10 @@ __device__ __forceinline__ unsigned int pack2<f16>(float first, float second) {
     return *reinterpret_cast<const unsigned int*>(&pair);
 }
 
+__device__ __forceinline__ float2 unpack_bf16(unsigned int pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
 // Two e4m3 in the low 16 bits, as two elements of T in one register. Exact, subnormals too, but NaN becomes 480. The bits
 // of an e4m3 number, moved into place, are those of a T with the other exponent bias: one product sets it right.
 template <typename T>

@@ -66,6 +66,11 @@ __device__ __forceinline__ void tensor_load(u32 to, const TensorMap& map, u32 ba
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
                  ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
 }
+__device__ __forceinline__ void tensor_load(u32 to, const TensorMap& map, u32 barrier, int x, int y, int z, int u) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u) : "memory");
+}
 __device__ __forceinline__ void tensor_load(u32 to, const TensorMap& map, u32 barrier, int x, int y, int z, int u, int v) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
@@ -79,6 +84,23 @@ __device__ __forceinline__ float4 load_shared_f32x4(u32 address) {
                  : "r"(address)
                  : "memory");
     return v;
+}
+
+__device__ __forceinline__ float2 load_shared_f32x2(u32 address) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+    return v;
+}
+__device__ __forceinline__ uint4 load_shared_u32x4(u32 address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_shared_f32x4(u32 address, float4 v) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 
 // Ordinary stores to shared memory come before what the copy engine or wgmma reads there; by each thread that stored,
@@ -128,6 +150,11 @@ __device__ __forceinline__ u32 cluster_address(u32 address, u32 rank) {
 __device__ __forceinline__ void store_async(u32 to, u32 barrier, float a, float b, float c, float d) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];"
                  ::"r"(to), "r"(barrier), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+// The same of 8 bytes.
+__device__ __forceinline__ void store_async(u32 to, u32 barrier, u32 a, u32 b) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%2, %3}, [%1];"
+                 ::"r"(to), "r"(barrier), "r"(a), "r"(b) : "memory");
 }
 
 // ---- wgmma ----------------------------------------------------------------------------------------------------------
@@ -181,6 +208,10 @@ struct Wgmma;
 #define FRTC_N8_13 "%104, %105, %106, %107, %108, %109, %110, %111"
 #define FRTC_N8_14 "%112, %113, %114, %115, %116, %117, %118, %119"
 #define FRTC_N8_15 "%120, %121, %122, %123, %124, %125, %126, %127"
+#define FRTC_N4_0 "%0, %1, %2, %3"
+#define FRTC_N4_2 "%8, %9, %10, %11"
+#define FRTC_N4_4 "%16, %17, %18, %19"
+#define FRTC_N4_6 "%24, %25, %26, %27"
 #define FRTC_N16 FRTC_N8_0 ", " FRTC_N8_1
 #define FRTC_N32 FRTC_N16 ", " FRTC_N8_2 ", " FRTC_N8_3
 #define FRTC_N40 FRTC_N32 ", " FRTC_N8_4
@@ -233,7 +264,13 @@ struct Wgmma;
     FRTC_WGMMA_16(f16, "f16", N, TEXT, A, B, C, D, E, F, G, __VA_ARGS__)   \
     FRTC_WGMMA_8(e4m3, "e4m3", N, TEXT, A, B, C, D, E, F, G, __VA_ARGS__)
 
+FRTC_WGMMA(8, FRTC_N4_0, 4, 5, 6, 7, 8, 9, 10, FRTC_D4(0))
+FRTC_WGMMA(16, FRTC_N8_0, 8, 9, 10, 11, 12, 13, 14, FRTC_D8(0))
+FRTC_WGMMA(24, FRTC_N8_0 ", " FRTC_N4_2, 12, 13, 14, 15, 16, 17, 18, FRTC_D8(0), FRTC_D4(8))
 FRTC_WGMMA(32, FRTC_N16, 16, 17, 18, 19, 20, 21, 22, FRTC_D16(0))
+FRTC_WGMMA(40, FRTC_N16 ", " FRTC_N4_4, 20, 21, 22, 23, 24, 25, 26, FRTC_D16(0), FRTC_D4(16))
+FRTC_WGMMA(48, FRTC_N16 ", " FRTC_N8_2, 24, 25, 26, 27, 28, 29, 30, FRTC_D16(0), FRTC_D8(16))
+FRTC_WGMMA(56, FRTC_N16 ", " FRTC_N8_2 ", " FRTC_N4_6, 28, 29, 30, 31, 32, 33, 34, FRTC_D16(0), FRTC_D8(16), FRTC_D4(24))
 FRTC_WGMMA(64, FRTC_N32, 32, 33, 34, 35, 36, 37, 38, FRTC_D32(0))
 FRTC_WGMMA(80, FRTC_N40, 40, 41, 42, 43, 44, 45, 46, FRTC_D32(0), FRTC_D8(32))
 FRTC_WGMMA(96, FRTC_N48, 48, 49, 50, 51, 52, 53, 54, FRTC_D32(0), FRTC_D16(32))

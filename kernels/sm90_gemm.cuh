@@ -336,38 +336,6 @@ __device__ __forceinline__ void store_sums(const WgmmaSums<TILE>& acc, const Rin
     }
 }
 
-// Factors of the rows that this warpgroup stores, where the epilogue has such: their moments are asked for before the product
-// and come while it is made, if they fit in registers; where warpgroups take turns, while the other one multiplies.
-template <typename TILE, typename EPILOGUE, bool FOUND = finds_factors<EPILOGUE>()>
-struct Factors {
-    __device__ __forceinline__ Factors(const EPILOGUE&, int) {}
-    __device__ __forceinline__ void settle(EPILOGUE&) {}
-    __device__ __forceinline__ static void find(const EPILOGUE&, int) {}
-};
-template <typename TILE, typename EPILOGUE>
-struct Factors<TILE, EPILOGUE, true> {
-    using Rows = decltype(EPILOGUE::factors);
-    static constexpr bool TURNS = TILE::PARTS == Parts::turns, AHEAD = !TURNS && Rows::template AHEAD<TILE::WM>;
-    int first;
-    typename Rows::template Asked<AHEAD ? TILE::WM : Rows::AT_ONCE> asked;
-
-    __device__ __forceinline__ Factors(const EPILOGUE& epilogue, int m0)
-        : first(m0 + (TILE::PARTS == Parts::rows ? group() * TILE::WM : 0)) {
-        if constexpr (AHEAD) asked = epilogue.factors.template ask<TILE::WM>(first);
-        if constexpr (!AHEAD && !TURNS) find(epilogue, first);
-    }
-    __device__ __forceinline__ void settle(EPILOGUE& epilogue) {
-        if constexpr (AHEAD) epilogue.factors.settle(asked, group());
-        epilogue.factors.origin = group() * TILE::WM - first;
-    }
-    __device__ __forceinline__ static void find(const EPILOGUE& epilogue, int m0) {
-        epilogue.factors.template find<TILE::WM>(m0, group());
-    }
-
-private:
-    __device__ __forceinline__ static int group() { return threadIdx.x / 128; }
-};
-
 // Adds what other blocks of the cluster have of the tile, and stores it.
 template <bool VECTORS, typename TILE, bool PERMUTED, typename EPILOGUE, typename GIVEN>
 __device__ __forceinline__ void deliver_as(const WgmmaSums<TILE>& acc, const Ring<TILE>& ring, const EPILOGUE& epilogue,

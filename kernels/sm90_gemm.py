@@ -296,9 +296,9 @@ def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: S
     order = "plain" if p.n < GROUP else "permuted" if p.n % GROUP == 0 else "whole"
     kernel = "sm90_split_gemm" if tile.split > 1 else "sm90_gemm"
     rows = NULL if p.rows is None else Param("operand", p.rows)
-    plain = _rows_map(p.w, p.n, p.k, tile.bn)
+    plain = rows_map(p.w, p.n, p.k, tile.bn)
     ordered = plain if order == "plain" else _permuted_map(p.w, p.n, p.k, tile.bn)
-    maps = (_rows_map(p.x, p.m, p.k, tile.bm), ordered, plain)
+    maps = (rows_map(p.x, p.m, p.k, tile.bm), ordered, plain)
     return Stage(
         source="sm90_gemm.cuh",
         entry=f"frtc::{kernel}<{p.x.cuda}, {tile.cuda}, {epilogue}, frtc::Order::{order}, {types_of(arguments)}>",
@@ -316,7 +316,7 @@ def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: S
     )  # fmt: skip
 
 
-def _rows_map(matrix: Matrix, rows: int, k: int, box: int) -> TensorMap:
+def rows_map(matrix: Matrix, rows: int, k: int, box: int) -> TensorMap:
     """Boxes of 128 bytes of `box` rows."""
     size = DTYPES[matrix.dtype].itemsize
     step = matrix.ld * size if rows > 1 else math.ceil(k * size / 16) * 16

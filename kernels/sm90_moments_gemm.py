@@ -1,13 +1,16 @@
 """linear_moments on wgmma: a product of sm90_gemm that also stores what its readers make up for a norm with.
 
-Device code: moments.cuh behind sm90_gemm.cuh, whose lanes store 32 neighbouring columns of a row together. To all but
-its epilogue the site is a linear over the same operands at the same places, whose result is s.
+Device code: moments.cuh behind a mainloop whose lanes store 32 neighbouring columns of a row together. To all but its
+epilogue the site is a linear over the same operands at the same places, whose result is s.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from frtc.kernels import sm90_gemm
 from frtc.kernels.dtypes import DTYPES
@@ -17,7 +20,6 @@ from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
 from frtc.kernels.views import last_axis_is_dense, moves_as_vectors, row_steps
 
-LOOP = sm90_gemm.MAINLOOP
 NORM_W, INV = 8, 9  # places
 STORED, VECTORS = ("bf16", "f16"), ("f32", "bf16", "f16")
 MOMENTS_US = 0.2  # about: s is squared and summed, z is stored beside it
@@ -39,11 +41,11 @@ def _at(site: Site, place: int) -> Operand | None:
     return site.operands[place] if place < len(site.operands) else None
 
 
-def refuse(site: Site, target: Target) -> str:
+def refuse(site: Site, target: Target, loop: Mainloop) -> str:
     p = product_of(as_linear(site))
     if isinstance(p, str):
         return p
-    if reason := LOOP.refuse(p, target) or epilogue_refuses(p):
+    if reason := loop.refuse(p, target) or epilogue_refuses(p):
         return reason
     if p.y.dtype not in STORED:
         return f"s is {p.y.dtype}; needs one of {', '.join(STORED)}"
@@ -77,22 +79,24 @@ def _refuse_places(site: Site, p: Product) -> str:
     return f"rows of {p.n} columns or an operand beside them are no groups of 8 that move as vectors"
 
 
-def configs(site: Site, target: Target) -> list[Config]:
-    return [tile.config() for tile in LOOP.tiles(_product(site), target) if not _spills(tile)]
+def configs(site: Site, target: Target, loop: Mainloop, spills: Callable[[Any], bool]) -> list[Config]:
+    return [tile.config() for tile in loop.tiles(_product(site), target) if not spills(tile)]
 
 
 def _spills(tile: sm90_gemm.Tile) -> bool:
-    """Whether 192 accumulators and moments are too much for 232 registers, or sums of others beside 64 for 255."""
-    return tile.blocks * tile.wn > 256 or (tile.split > 1 and tile.warpgroups == 1 and tile.wn >= 128)
+    """Whether 192 accumulators and moments are too much for 232 registers, or sums of others beside 64 for 255 and
+    beside 80 for 232."""
+    shared = tile.split > 1 and tile.wn >= (128 if tile.warpgroups == 1 else 160)
+    return tile.blocks * tile.wn > 256 or shared
 
 
-def cost(site: Site, config: Config, target: Target) -> float:
+def cost(site: Site, config: Config, target: Target, loop: Mainloop) -> float:
     """Estimated microseconds."""
     p = _product(site)
-    return LOOP.cost_us(p, LOOP.tile(config, p), target) + MOMENTS_US
+    return loop.cost_us(p, loop.tile(config, p), target) + MOMENTS_US
 
 
-def stages(site: Site, config: Config, target: Target, loop: Mainloop = LOOP) -> tuple[Stage, ...]:
+def stages(site: Site, config: Config, target: Target, loop: Mainloop) -> tuple[Stage, ...]:
     p = _product(site)
     s, _, z = site.results
     norm_w = _at(site, NORM_W)
@@ -100,7 +104,7 @@ def stages(site: Site, config: Config, target: Target, loop: Mainloop = LOOP) ->
     types = f"{DTYPES[s.dtype].cuda}, {DTYPES[z.dtype].cuda}, {cuda}, {str(site.attrs['norm'] == 'layer').lower()}"
     epilogue = f"frtc::WithMoments<{p.epilogue()}, {types}>"
     stage = loop.stage(p, loop.tile(config, p), target, epilogue, (*_arguments(site, cuda), *p.arguments()))
-    return (replace(stage, source="sm90_moments_gemm.cuh"),)
+    return (replace(stage, source=f"{loop.header}_moments_gemm.cuh"),)
 
 
 def _arguments(site: Site, cuda: str) -> tuple[Argument, ...]:
@@ -118,4 +122,19 @@ def _arguments(site: Site, cuda: str) -> tuple[Argument, ...]:
     )
 
 
-KERNELS = (Kernel("sm90_moments_gemm", "linear_moments", sm90_gemm.FAMILY, refuse, configs, cost, stages),)
+def kernels_over(loop: Mainloop, spills: Callable[[Any], bool] = lambda tile: False) -> tuple[Kernel, ...]:
+    """linear_moments by the products of a mainloop that stores as moments.cuh wants it; spills: tiles to leave out."""
+    return (
+        Kernel(
+            name=f"{loop.header}_moments_gemm",
+            op="linear_moments",
+            family=loop.family,
+            refuse=partial(refuse, loop=loop),
+            configs=partial(configs, loop=loop, spills=spills),
+            cost=partial(cost, loop=loop),
+            stages=partial(stages, loop=loop),
+        ),
+    )
+
+
+KERNELS = kernels_over(sm90_gemm.MAINLOOP, _spills)

@@ -1,4 +1,5 @@
-// A tile of the products of sm90_gemm.cuh: its shape, its ring in shared memory, and which tiles a block works on.
+// A tile of the products of sm90_gemm.cuh: its shape, its ring in shared memory, which tiles a block works on, and when the
+// factors of its rows are found.
 #pragma once
 
 #include "epilogue.cuh"
@@ -90,5 +91,37 @@ template <typename TILE, Order ORDER>
 __device__ __forceinline__ bool permuted(int n0, int N) {
     return ORDER == Order::permuted || (ORDER == Order::whole && n0 + TILE::BN <= N);
 }
+
+// Factors of the rows that this warpgroup stores, where the epilogue has such: their moments are asked for before the product
+// and come while it is made, if they fit in registers; where warpgroups take turns, while the other one multiplies.
+template <typename TILE, typename EPILOGUE, bool FOUND = finds_factors<EPILOGUE>()>
+struct Factors {
+    __device__ __forceinline__ Factors(const EPILOGUE&, int) {}
+    __device__ __forceinline__ void settle(EPILOGUE&) {}
+    __device__ __forceinline__ static void find(const EPILOGUE&, int) {}
+};
+template <typename TILE, typename EPILOGUE>
+struct Factors<TILE, EPILOGUE, true> {
+    using Rows = decltype(EPILOGUE::factors);
+    static constexpr bool TURNS = TILE::PARTS == Parts::turns, AHEAD = !TURNS && Rows::template AHEAD<TILE::WM>;
+    int first;
+    typename Rows::template Asked<AHEAD ? TILE::WM : Rows::AT_ONCE> asked;
+
+    __device__ __forceinline__ Factors(const EPILOGUE& epilogue, int m0)
+        : first(m0 + (TILE::PARTS == Parts::rows ? group() * TILE::WM : 0)) {
+        if constexpr (AHEAD) asked = epilogue.factors.template ask<TILE::WM>(first);
+        if constexpr (!AHEAD && !TURNS) find(epilogue, first);
+    }
+    __device__ __forceinline__ void settle(EPILOGUE& epilogue) {
+        if constexpr (AHEAD) epilogue.factors.settle(asked, group());
+        epilogue.factors.origin = group() * TILE::WM - first;
+    }
+    __device__ __forceinline__ static void find(const EPILOGUE& epilogue, int m0) {
+        epilogue.factors.template find<TILE::WM>(m0, group());
+    }
+
+private:
+    __device__ __forceinline__ static int group() { return threadIdx.x / 128; }
+};
 
 }  // namespace frtc
