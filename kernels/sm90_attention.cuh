@@ -59,12 +59,6 @@ __device__ __forceinline__ int warpgroup() {
     return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
 }
 
-__device__ __forceinline__ void tensor_load(u32 to, const TensorMap& map, u32 barrier, int x, int y, int z, int w) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4, %5, %6}], [%2];"
-                 ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
-}
-
 // Copies of one warpgroup: a box for each panel of 64 columns.
 template <int PANELS, int PANEL>
 __device__ __forceinline__ void load_panels(u32 to, const TensorMap& map, u32 barrier, int head, int row, int batch) {

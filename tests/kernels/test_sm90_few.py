@@ -160,7 +160,7 @@ SABOTAGED = [
     harness.sabotaged(case, f"FRTC_SABOTAGE={defect}")
     for site, defects in (
         (PLAIN[0], ("last_k_tile", "neighbour_gate")), (PLAIN[7], ("neighbour_scale", "last_k_tile")),
-        (EXPERT[0], ("last_moment", "neighbour_scale")), (EXPERT[8], ("quarter_moment", "last_k_tile")),
+        (EXPERT[10], ("last_moment", "neighbour_scale")), (EXPERT[8], ("quarter_moment", "last_k_tile")),
         (PLAIN[3], ("last_k_tile",)),
     )
     for case in waiting(cases_of([site]))[:2]
