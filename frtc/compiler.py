@@ -20,6 +20,7 @@ import torch
 import frtc
 from frtc import debug, observation, selftest
 from frtc.codegen.build import Built
+from frtc.codegen.frames import frames_cubin
 from frtc.codegen.fusible import implements
 from frtc.codegen.plan_writer import require_replaceable
 from frtc.codegen.recipe import RECIPE, recipe_text
@@ -290,7 +291,8 @@ def compile(
         test = {"self_test": self_test(written, places, progress)} if options.self_test else {RESULTS: places}
         return evidence_of(opened, options) | calibration_of(scales, made.precision) | tuned.evidence() | test
 
-    blobs = {**built.cubins, RECIPE: recipe_text(built.expressions), TOKENIZER: opened.files.tokenizer}
+    cubins = {**built.cubins, **frames_cubin(policy, target)}
+    blobs = {**cubins, RECIPE: recipe_text(built.expressions), TOKENIZER: opened.files.tokenizer}
     watch = bytes_written(program, progress)
     leaves = parameters(opened.read, scales)
     plan_id = write_plan(out, program, built.expressions, leaves, blobs, evidence, watch)

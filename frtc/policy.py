@@ -38,7 +38,8 @@ class Inference:
     actions      f32 [horizon, dim], robot units
     output       what the model gave, f32, before slicing and un-normalisation
     draw         which Philox draw the noise was; None: given by the caller
-    latency_us   "total" from observation to actions; "prepare" (policy steps), "run" (copies and the graph), "finish"
+    latency_us   "total" from observation to actions; "prepare" (policy steps), "run" (copies and the graph), "finish".
+                 On a GPU also "copy" (frames on the host), "launch" (all else until the device has everything), "wait"
     """
 
     actions: NDArray[np.float32]
@@ -98,11 +99,12 @@ class Policy:
         """Actions for an observation: cameras by role, "state", "prompt", and "noise" if the caller draws it."""
         self._require_open()
         marks = [time.perf_counter_ns()]
-        prepared = self.steps.prepare(observation, draw)
+        frames = self.executor.frames
+        prepared = self.steps.prepare(observation, draw, self.executor.take if frames else None)
         marks.append(time.perf_counter_ns())
         for name, values in prepared.inputs.items():
             self.executor.set(name, values)
-        self.executor.run()
+        self.executor.run(self.steps.draw_ahead)
         output = self.executor.get(self.output)
         marks.append(time.perf_counter_ns())
         actions = self.steps.finish(output, prepared)
@@ -110,14 +112,22 @@ class Policy:
         prepare, run, finish = ((b - a) / 1e3 for a, b in pairwise(marks))
         total = (marks[-1] - marks[0]) / 1e3
         latency = {"total": total, "prepare": prepare, "run": run, "finish": finish}
+        if launched := self.executor.launched_ns:
+            copy = frames.copy_us if frames else 0.0
+            launch, wait = (launched - marks[0]) / 1e3 - copy, (marks[2] - launched) / 1e3
+            latency |= {"copy": copy, "launch": launch, "wait": wait}
         return Inference(actions, output, prepared.draw, latency)
 
     def warm(self) -> None:
-        """Build everything now: after this, no call allocates, compiles or captures, whatever the prompt."""
+        """Build everything now: after this, no call allocates, compiles or captures, whatever the prompt.
+
+        But for cameras: the first frame of a size makes filters and memory, and a later one of another size again.
+        """
         self._require_open()
         warm = getattr(self.executor, "warm", None)
         if warm is not None:
-            warm()
+            warm(frames=True)
+        self.steps.draw_ahead()
 
     def reset(self) -> None:
         self._require_open()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,22 +26,49 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceArray:
-    """A gapless, row-major array on GPU `device`. `owner` keeps the memory alive."""
+    """An array on GPU `device`, row-major without gaps unless that was not asked. `owner` keeps the memory alive.
+
+    strides   in elements
+    made_on   stream that the array's owner still works on; None: none, or it has made sure itself
+    """
 
     address: int
     dtype: str
     shape: tuple[int, ...]
     device: int | None  # None: not said
     owner: Any
+    strides: tuple[int, ...] = ()
+    made_on: int | None = None
 
     @staticmethod
-    def of(array: Any) -> DeviceArray:
+    def of(array: Any, gapless: bool = True, stream: int = NO_SYNC) -> DeviceArray:
+        """stream: ours; the owner of a DLPack array has it wait for its own work."""
         if hasattr(array, "__dlpack__"):
-            return _from_dlpack(array)
-        if hasattr(array, "__cuda_array_interface__"):
-            return _from_interface(array)
-        what = f"{type(array).__name__} is no array on the GPU: it offers neither DLPack nor __cuda_array_interface__"
-        raise UsageError("slot.array", what)
+            found = _from_dlpack(array, stream)
+        elif hasattr(array, "__cuda_array_interface__"):
+            found = _from_interface(array)
+        else:
+            name = type(array).__name__
+            what = f"{name} is no array on the GPU: it offers neither DLPack nor __cuda_array_interface__"
+            raise UsageError("slot.array", what)
+        if gapless:
+            _require_gapless(found.shape, found.strides)
+        return found
+
+    @property
+    def byte_strides(self) -> tuple[int, ...]:
+        return tuple(step * DTYPES[self.dtype].itemsize for step in self.strides)
+
+    def transposed(self, order: tuple[int, ...]) -> DeviceArray:
+        shape, strides = (tuple(of[axis] for axis in order) for of in (self.shape, self.strides))
+        return replace(self, shape=shape, strides=strides)
+
+    def reversed(self, axis: int) -> DeviceArray:
+        """The view that runs backwards along an axis."""
+        steps, nbytes = list(self.strides), DTYPES[self.dtype].itemsize
+        address = self.address + (self.shape[axis] - 1) * steps[axis] * nbytes
+        steps[axis] = -steps[axis]
+        return replace(self, address=address, strides=tuple(steps))
 
 
 class _Tensor(ctypes.Structure):
@@ -53,31 +80,38 @@ class _Tensor(ctypes.Structure):
     ]  # fmt: skip
 
 
-def _from_dlpack(array: Any) -> DeviceArray:
+def _from_dlpack(array: Any, stream: int) -> DeviceArray:
     kind, number = array.__dlpack_device__()
     if int(kind) not in (CUDA, CUDA_MANAGED):
         raise UsageError("slot.array", "the array is not in GPU memory")
-    capsule = array.__dlpack__(stream=NO_SYNC)  # never marked as used: it releases the array when it is dropped
+    try:
+        capsule = array.__dlpack__(stream=stream)  # never marked as used: it releases the array when it is dropped
+    except Exception as fault:  # whatever its owner raises, of a tensor that needs gradients for instance
+        raise UsageError("slot.array", f"the array is not shared: {fault}") from None
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     tensor = _Tensor.from_address(pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else _packed(shape)
     dtype = KINDS.get((tensor.code, tensor.bits), "") if tensor.lanes == 1 else ""
-    _require_gapless(shape, strides)
-    return DeviceArray((tensor.data or 0) + tensor.byte_offset, dtype, shape, int(number), (array, capsule))
+    return DeviceArray((tensor.data or 0) + tensor.byte_offset, dtype, shape, int(number), (array, capsule), strides)
 
 
 def _from_interface(array: Any) -> DeviceArray:
     about = array.__cuda_array_interface__
     stored = np.dtype(about["typestr"])
     dtype = next((t.name for t in DTYPES.values() if t.numpy == stored), "")
-    shape, strides = tuple(about["shape"]), about.get("strides")
-    _require_gapless(shape, strides and tuple(s // stored.itemsize for s in strides))
-    return DeviceArray(about["data"][0] or 0, dtype, shape, None, array)
+    shape, steps = tuple(about["shape"]), about.get("strides")
+    if steps and any(step % stored.itemsize for step in steps):
+        raise UsageError("slot.array", f"the array has strides of {list(steps)} bytes for {stored}")
+    strides = tuple(step // stored.itemsize for step in steps) if steps else _packed(shape)
+    return DeviceArray(about["data"][0] or 0, dtype, shape, None, array, strides, about.get("stream"))
 
 
-def _require_gapless(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
-    packed = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    if strides and any(n > 1 and a != b for n, a, b in zip(shape, strides, packed, strict=True)):
+def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _require_gapless(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    if any(n > 1 and a != b for n, a, b in zip(shape, strides, _packed(shape), strict=True)):
         raise UsageError("slot.array", f"the array has strides {list(strides)}: slots are row-major, without gaps")

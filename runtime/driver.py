@@ -21,6 +21,7 @@ from frtc.runtime import tensor_map
 from frtc.runtime.plan import BuiltFor, Launch, TensorMap
 
 VERSION_FILES = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
+HOST_MEMORY, DEVICE_MEMORY = 1, 2  # CUmemorytype
 READ_ONLY, PORTABLE = 8, 1  # flags of registered and of pinned memory
 CLUSTERS_SM_LEAST = 90
 EARLY_PORT = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: an edge from where a kernel releases those behind it
@@ -110,6 +111,30 @@ class Driver:
         """Pin memory that is there already, a read-only mapping for instance. Not every system can."""
         status, *_ = self.api.cuMemHostRegister(address, nbytes, READ_ONLY)
         return not int(status)
+
+    def is_pinned(self, address: int) -> bool:
+        """Whether the driver knows this host memory, so that a copy from it needs no help of the CPU."""
+        return self._memory_type(address) == HOST_MEMORY
+
+    def ordinal_of(self, address: int) -> int | None:
+        """The GPU whose memory lies at an address; None: none's."""
+        if self._memory_type(address) != DEVICE_MEMORY:
+            return None
+        name = self.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return int(self.call("cuPointerGetAttribute", name, address))
+
+    def _memory_type(self, address: int) -> int:
+        """0 for memory that the driver does not know."""
+        name = self.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        status, *values = self.api.cuPointerGetAttribute(name, address)
+        return int(values[0]) if values and not int(status) else 0
+
+    def wait_for(self, other: Any, stream: Any) -> None:
+        """Have a stream wait for what another one was given so far."""
+        event = self.call("cuEventCreate", 0)
+        self.call("cuEventRecord", event, other)
+        self.call("cuStreamWaitEvent", stream, event, 0)
+        self.call("cuEventDestroy", event)  # given back when the wait is over
 
     def free_bytes(self) -> int:
         return int(self.call("cuMemGetInfo")[0])

@@ -6,6 +6,7 @@ beyond its arena.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ class Emulator(Executor):
             what = f"the Plan needs {sum(sizes.values()):,} bytes beside its weights, which this machine does not have"
             raise EnvironmentFault("env.memory", what) from None
 
-    def _run(self) -> None:
+    def _run(self, meanwhile: Callable[[], object]) -> None:
+        meanwhile()
         for name, round in unrolled(self.program.schedule):
             self.run_stage(name, round)
 

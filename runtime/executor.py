@@ -9,14 +9,15 @@ with Session(plan) as executor:                    # or Emulator(plan)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
-from frtc.errors import CheckFailed, UsageError, nearest
+from frtc.errors import FrtcError, UsageError, nearest
 from frtc.kernels.dtypes import DTYPES
 from frtc.runtime.finite import refusal
+from frtc.runtime.frames import Frames
 from frtc.runtime.plan import Program, Ref, Slot
 from frtc.runtime.timing import Timing
 from frtc.runtime.validate import rounds_of
@@ -35,7 +36,9 @@ class Executor(ABC):
 
     def __init__(self, program: Program, check_finite: bool) -> None:
         self.program, self.check_finite = program, check_finite
-        self.refused: CheckFailed | None = None
+        self.refused: FrtcError | None = None
+        self.launched_ns = 0  # time.perf_counter_ns when the device had all of the last run; 0: there is none
+        self.frames: Frames | None = None  # where raw camera frames may be given instead of `images`
         self.bound: dict[str, Any] = {}
         self.inputs: Mapping[str, Slot] = {slot.name: slot for slot in program.inputs}
         self.outputs: Mapping[str, Slot] = {slot.name: slot for slot in program.outputs}
@@ -50,6 +53,10 @@ class Executor(ABC):
             raise UsageError("input.type", what)
         self._host(slot)[...] = values
 
+    def take(self, observation: Mapping[str, Any]) -> None:
+        """Raw camera frames by role for the next run, instead of the input `images`; where there are `frames`."""
+        raise UsageError("input.unknown", "no raw frames are taken here: give the input images")
+
     def get(self, name: str) -> Array:
         """A copy of an output of the last run."""
         if self.refused:
@@ -62,11 +69,11 @@ class Executor(ABC):
             self._sample()
         return Timing.of([self._sample() for _ in range(runs)])
 
-    def run(self) -> None:
-        """One inference."""
+    def run(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """One inference. meanwhile: done by the host while the device works."""
         self.refused = None
-        self._run()
-        if self.check_finite:
+        self._run(meanwhile)
+        if self.check_finite and not self.refused:
             self.refused = refusal(self)
         if self.refused:
             raise self.refused
@@ -80,8 +87,8 @@ class Executor(ABC):
         """A copy of the value that `ref` describes, as the last run left it. Nothing is checked."""
 
     @abstractmethod
-    def _run(self) -> None:
-        """One inference, unchecked."""
+    def _run(self, meanwhile: Callable[[], object]) -> None:
+        """One inference, its outputs unchecked."""
 
     @abstractmethod
     def run_stage(self, name: str, round: int = 0) -> None:

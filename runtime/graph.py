@@ -34,8 +34,17 @@ class Node:
     round: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """A launch in front of all others that is of no stage: `addresses` are its parameters."""
+
+    function: Any
+    launch: Launch
+    addresses: tuple[int, ...]
+
+
 class Graph:
-    """`events`: one to record at the start and after each step, or none.
+    """`events`: one to record at the start and after each step, or none. lead: what comes first of all, if anything.
 
     addresses   of the spaces, and of each slot as "slot" + its name; shared with the session, which changes it
     """
@@ -47,6 +56,7 @@ class Graph:
         addresses: Mapping[str, int],
         steps: Sequence[tuple[Stage, int]],
         events: Sequence[Any] = (),
+        lead: Lead | None = None,
     ) -> None:
         self.driver, self.functions, self.addresses = driver, functions, addresses
         self.nodes: list[Node] = []
@@ -54,9 +64,10 @@ class Graph:
         self.graph = driver.call("cuGraphCreate", 0)
         self.executable: Any = None
         try:
-            ends = self._record([], events[:1])
+            ends = self._record(self._add_lead(lead), events[:1])
             for i, (stage, round) in enumerate(steps):
-                ends = self._add_stage(stage, round, ends, after_events=bool(events)) or ends
+                full = bool(events) or (lead is not None and i == 0)
+                ends = self._add_stage(stage, round, ends, full) or ends
                 ends = self._record(ends, events[i + 1 : i + 2])
             self.executable = driver.call("cuGraphInstantiate", self.graph, 0)
         except BaseException:
@@ -85,12 +96,18 @@ class Graph:
             self.driver.call("cuGraphExecDestroy", self.executable)
         self.driver.call("cuGraphDestroy", self.graph)
 
-    def _add_stage(self, stage: Stage, round: int, start: list[Any], after_events: bool) -> list[Any]:
-        """The nodes that complete the stage. after_events: `start` are no kernels, so edges from there are full."""
+    def _add_lead(self, lead: Lead | None) -> list[Any]:
+        """What it writes are inputs, which early launches may read before they wait: edges from there are full."""
+        if lead is None:
+            return []
+        return [self.driver.add_kernel(self.graph, (), lead.function, lead.launch, lead.addresses)]
+
+    def _add_stage(self, stage: Stage, round: int, start: list[Any], full: bool) -> list[Any]:
+        """The nodes that complete the stage. full: edges from `start` are full, as they are from events."""
         last: list[Any] = []  # of each call
         for call in stage.calls:
             after = [last[j] for j in call.after] or start
-            early = not self.full_edges and bool(call.after or not after_events)
+            early = not self.full_edges and bool(call.after or not full)
             for launch in call.launches:
                 node = Node(None, call, launch, round)
                 self._add(node, after, early and launch.early)

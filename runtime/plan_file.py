@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from frtc.errors import FrtcError
+from frtc.kernels.smxx_frames import CUBIN
 from frtc.runtime.manifest import File, read_manifest
 from frtc.runtime.plan import Program
-from frtc.runtime.validate import check_cubins, check_manifest
+from frtc.runtime.validate import check_cubins, check_frames, check_manifest
 
 ALIGN = 256  # bytes; of every tensor
 PIECE = 16 << 20  # bytes hashed at a time
@@ -146,6 +147,8 @@ def open_plan(path: str | Path, verify: bool = True) -> Plan:
     plan._compare(tensors[count:], manifest.sha256[count:])
     files = plan.files()
     check_cubins(manifest.program, {name: bytes(files[name]) for name in {k.cubin for k in plan.program.kernels}})
+    if CUBIN in files:
+        check_frames(manifest.program, bytes(files[CUBIN]))
     if verify:
         plan.verify()
     return plan

@@ -7,7 +7,7 @@ actions = steps.finish(output, prepared)                 # f32 [horizon, dim], r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,8 @@ NUMPY = {"u8": np.uint8, "i32": np.int32, "f32": np.float32}
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """inputs: by name, as in Policy.device_inputs; the arrays belong to PolicySteps and live until its next prepare."""
+    """inputs: by name, as in Policy.device_inputs, without `images` where raw frames were taken; the arrays belong to
+    PolicySteps and live until its next prepare."""
 
     inputs: Mapping[str, Array]
     state: Array | None  # [dim], as it was normalised: what relative actions are added to
@@ -41,6 +42,8 @@ class PolicySteps:
     def __init__(self, policy: Policy, tokenizer: bytes | None = None, seed: int = 0) -> None:
         self.policy, self.seed, self.draw = policy, seed, 0
         self.inputs = {name: np.zeros(shape, NUMPY[dtype]) for name, (dtype, shape) in policy.device_inputs().items()}
+        self.but_images = {name: array for name, array in self.inputs.items() if name != "images"}
+        self.draws: dict[tuple[int, int], Array] = {}
         images, tokens, scale = policy.find(Images), policy.find(Tokens), policy.find(Unnormalise)
         self.state, self.prompt, self.noise = policy.find(State), policy.find(Prompt), policy.find(Noise)
         self.cut, self.absolute = policy.find(Slice), policy.find(Absolute)
@@ -54,11 +57,22 @@ class PolicySteps:
         self.required = (*self.cameras, *(name for name, step in given if step))
         self.optional = ("noise",) if self.noise else ()
 
-    def prepare(self, observation: Mapping[str, Any], draw: int | None = None) -> Prepared:
-        """Device inputs for one inference. draw: the number of the Philox draw; by default the next one."""
+    def prepare(
+        self,
+        observation: Mapping[str, Any],
+        draw: int | None = None,
+        take: Callable[[Mapping[str, Any]], object] | None = None,
+    ) -> Prepared:
+        """Device inputs for one inference.
+
+        draw   the number of the Philox draw; by default the next one
+        take   what the camera frames are given to as they are, instead of the image step here
+        """
         self._check_keys(observation)
         state = normalised = None
-        if self.images:
+        if self.images and take:
+            take(observation)
+        elif self.images:
             self.images.run(observation, self.inputs["images"])
         if self.state and self.normalise:
             with np.errstate(over="ignore", invalid="ignore"):  # said by the check below
@@ -70,7 +84,13 @@ class PolicySteps:
         if self.prompt and self.tokens:
             text = prompt_text(self.prompt, observation["prompt"], normalised)
             self.inputs["n"][...] = self.tokens.run(text, self.inputs["tokens"])
-        return Prepared(self.inputs, state, self._noise(observation.get("noise"), draw))
+        inputs = self.but_images if take else self.inputs
+        return Prepared(inputs, state, self._noise(observation.get("noise"), draw))
+
+    def draw_ahead(self) -> None:
+        """Make the noise that the next inference takes by default, while there is time."""
+        if self.noise:
+            self._drawn(self.draw)
 
     def finish(self, output: Array, prepared: Prepared) -> NDArray[np.float32]:
         """output f32 [>= horizon, >= dim] of the model -> actions f32 [horizon, dim], a new array."""
@@ -97,7 +117,7 @@ class PolicySteps:
         if given is None:
             number = self.draw if draw is None else draw
             self.draw = number + 1
-            self.inputs["noise"][...] = normal(self.seed, number, shape)
+            self.inputs["noise"][...] = self._drawn(number)
             return number
         if not isinstance(given, np.ndarray) or given.dtype != np.float32 or given.shape != shape:
             found = f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else type(given).__name__
@@ -106,6 +126,15 @@ class PolicySteps:
             raise FrtcError("input.noise", "the noise holds NaN or infinity", hint="leave it out, and it is drawn here")
         self.inputs["noise"][...] = given
         return None
+
+    def _drawn(self, number: int) -> Array:
+        """The noise of a draw; the last two are kept."""
+        assert self.noise
+        key = (self.seed, number)
+        if key not in self.draws:
+            kept = list(self.draws.items())[-1:]
+            self.draws = dict([*kept, (key, normal(self.seed, number, (self.noise.horizon, self.noise.width)))])
+        return self.draws[key]
 
     def _check_keys(self, observation: Mapping[str, Any]) -> None:
         if not isinstance(observation, Mapping):

@@ -12,8 +12,9 @@ that is bound to the caller's device memory is read and written there.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ import numpy as np
 
 from frtc.errors import FrtcError, UsageError
 from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.smxx_frames import CUBIN
 from frtc.runtime.device_array import DeviceArray
 from frtc.runtime.driver import Driver, host_bytes
 from frtc.runtime.executor import Array, Executor
+from frtc.runtime.frames import IMAGES, Frames, step_of, symbol_of
 from frtc.runtime.graph import Graph
-from frtc.runtime.plan import ARENA, SLOT, STATE, WEIGHTS, Ref, Slot, unrolled
+from frtc.runtime.plan import ARENA, SLOT, STATE, WEIGHTS, Program, Ref, Slot, unrolled
 from frtc.runtime.plan_file import Plan, aligned
 from frtc.runtime.room import require_room
 from frtc.runtime.timing import took_us
@@ -38,12 +41,16 @@ from frtc.runtime.upload import upload
 POINTER_ALIGN = 16  # bytes; kernels load vectors
 NON_BLOCKING = 1  # a stream that does not wait for the legacy default stream
 TURNS: defaultdict[int, Lock] = defaultdict(Lock)  # of a GPU: whose inference runs
-WHOLE, TIMED = "", "\0timed"  # keys beside the stages' names: the whole inference, and the same with events
+# Keys beside the stages' names: the whole inference, the same from raw frames on, and with events.
+WHOLE, FROM_FRAMES, TIMED = "", "\0frames", "\0timed"
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on the device. planned: the sum of the parts; used: what has gone since the context was there."""
+    """Bytes on the device. planned: the sum of the parts; used: what has gone since the context was there.
+
+    slots   with camera frames and their filters, once there are some
+    """
 
     weights: int
     arena: int
@@ -91,20 +98,38 @@ class Session(Executor):
 
     # ---- running ----
 
-    def warm(self, runs: int = 3, stages: bool = False) -> None:
+    def warm(self, runs: int = 3, stages: bool = False, frames: bool = False) -> None:
         """Build the graph (`stages`: those of single stages too) and run it on what the inputs hold.
 
-        Outputs are overwritten, states are zero afterwards.
+        Outputs are overwritten, states are zero afterwards. frames: the graph that begins with camera frames, where the
+        Plan has one, instead of the one that begins with `images`.
         """
         with self.driver.current():
-            for name in (WHOLE, *(self.rounds if stages else ())):
+            for name in (FROM_FRAMES if frames and self.frames else WHOLE, *(self.rounds if stages else ())):
                 for _ in range(runs):
                     self._graph(name).launch(self.stream)
         self.reset()
 
-    def _run(self) -> None:
+    def set(self, name: str, values: Array) -> None:
+        super().set(name, values)
+        if self.frames and name == IMAGES:
+            self.frames.taken = self.frames.shown = False
+
+    def take(self, observation: Mapping[str, Any]) -> None:
+        if self.frames is None:
+            return super().take(observation)
+        self._host(self.inputs[IMAGES])  # it must not be bound
         with self.driver.current():
-            self._round_trip(self._graph(WHOLE))
+            self.frames.take(observation)
+
+    def _run(self, meanwhile: Callable[[], object]) -> None:
+        frames = self.frames
+        with self.driver.current():
+            if frames is None or not frames.taken:
+                self._round_trip(self._graph(WHOLE), meanwhile)
+                return
+            self._round_trip(self._graph(FROM_FRAMES), meanwhile)
+            frames.taken, self.refused = False, frames.refusal()
 
     def run_stage(self, name: str, round: int = 0) -> None:
         self._check_stage(name, round)
@@ -161,6 +186,8 @@ class Session(Executor):
             what = f"slot {name} is {slot.dtype}{list(slot.shape)} on GPU {self.ordinal}, the array is {about}"
             raise UsageError("slot.array", what, hint=f"addresses are multiples of {POINTER_ALIGN}")
         self.bound[name] = found
+        if self.frames and name == IMAGES:
+            self.frames.taken = self.frames.shown = False
         self._move_slot(name, found.address)
 
     def unbind(self, name: str) -> None:
@@ -188,19 +215,23 @@ class Session(Executor):
         array: Array = self.host[at : at + slot.nbytes].view(DTYPES[slot.dtype].numpy).reshape(slot.shape)
         return array
 
-    def _round_trip(self, graph: Graph) -> None:
+    def _round_trip(self, graph: Graph, meanwhile: Callable[[], object] = lambda: None) -> None:
         with self.turn:
             self._copy_in()
             graph.launch(self.stream)
             self._copy_out()
+            self.launched_ns = time.perf_counter_ns()
+            meanwhile()
             self.driver.call("cuStreamSynchronize", self.stream)
 
     def _copy_in(self) -> None:
+        """All inputs; where `images` on the device are those of frames, what lies behind them."""
         if self.inputs.keys() - self.bound.keys():
-            self.driver.call("cuMemcpyHtoDAsync", self.slots, self.pinned, self.split, self.stream)
+            at = self.behind if self.frames and self.frames.shown else 0
+            self.driver.call("cuMemcpyHtoDAsync", self.slots + at, self.pinned + at, self.split - at, self.stream)
 
     def _copy_out(self) -> None:
-        if self.outputs.keys() - self.bound.keys():
+        if self.outputs.keys() - self.bound.keys() or self.frames:
             at, nbytes = self.split, self.host.nbytes - self.split
             self.driver.call("cuMemcpyDtoHAsync", self.pinned + at, self.slots + at, nbytes, self.stream)
 
@@ -208,7 +239,8 @@ class Session(Executor):
 
     def memory(self) -> Memory:
         program = self.program
-        parts = (program.weights_nbytes, program.arena_nbytes, program.state_nbytes, self.host.nbytes)
+        slots = self.host.nbytes + (self.frames.nbytes if self.frames else 0)
+        parts = (program.weights_nbytes, program.arena_nbytes, program.state_nbytes, slots)
         with self.driver.current():
             return Memory(*parts, sum(parts), self.free_at_first - self.driver.free_bytes())
 
@@ -248,13 +280,15 @@ class Session(Executor):
         self.free_at_first = driver.free_bytes()
         given = stream is not None
         self.stream = _handle(stream) if given else self._keep("cuStreamCreate", "cuStreamDestroy", NON_BLOCKING)
+        files = plan.files()
+        self.frames = self._load_frames(program, files)
         self._place_slots()
         sizes = {WEIGHTS: program.weights_nbytes, ARENA: program.arena_nbytes, STATE: program.state_nbytes}
         self.addresses = {space: self._alloc(nbytes) for space, nbytes in sizes.items()}
         self.slots = self._alloc(self.host.nbytes)
         self.addresses |= {SLOT + name: self.slots + at for name, at in self.places.items()}
+        self._place_frames()
         upload(driver, plan.weights, self.addresses[WEIGHTS], self.stream)
-        files = plan.files()
         names = sorted({entry.cubin for entry in program.kernels})
         modules = {name: self._keep("cuModuleLoadData", "cuModuleUnload", bytes(files[name])) for name in names}
         self.functions = [driver.function(modules[e.cubin], e.symbol, e.smem) for e in program.kernels]
@@ -263,18 +297,42 @@ class Session(Executor):
         driver.call("cuMemsetD8Async", self.slots, 0, max(self.host.nbytes, 1), self.stream)
         self.reset()
 
+    def _load_frames(self, program: Program, files: Mapping[str, memoryview]) -> Frames | None:
+        step = step_of(program, files)
+        if step is None:
+            return None
+        image = bytes(files[CUBIN])
+        module = self._keep("cuModuleLoadData", "cuModuleUnload", image)
+        frames = Frames(self.driver, step, self.driver.function(module, symbol_of(image), 0), self.stream, self.ordinal)
+        self._undo.append(frames.close)
+        return frames
+
     def _place_slots(self) -> None:
-        """Inputs, then outputs from `split` on; the same places on the host."""
+        """Inputs and the table of frames, then outputs from `split` on and what was found in frames; the same places on
+        the host. `images` come first and end before `behind`: a copy may leave them out."""
         self.places: dict[str, int] = {}
-        at = self.split = 0
-        for slots in (self.inputs, self.outputs):
+        at = self.split = self.behind = 0
+        rooms = self.frames.rooms if self.frames else (0, 0)
+        self.frame_places: list[int] = []
+        for slots, room in zip((self.inputs, self.outputs), rooms, strict=True):
             self.split = at
-            for slot in slots.values():
-                self.places[slot.name], at = at, aligned(at + slot.nbytes)
+            for name in sorted(slots, key=lambda name: name != IMAGES):
+                self.places[name], at = at, aligned(at + slots[name].nbytes)
+                if name == IMAGES and slots is self.inputs:
+                    self.behind = at
+            self.frame_places.append(at)
+            at = aligned(at + room)
         self.pinned = self.driver.host_alloc(at)
         self._undo.append(lambda: self.driver.call("cuMemFreeHost", self.pinned))
         self.host = host_bytes(self.pinned, at)
         self.host.fill(0)
+
+    def _place_frames(self) -> None:
+        if self.frames:
+            pairs = zip(self.frame_places, self.frames.rooms, strict=True)
+            table, found = (self.host[at : at + room] for at, room in pairs)
+            table_at, found_at = (self.slots + at for at in self.frame_places)
+            self.frames.place(table, found, (table_at, self.slots + self.places[IMAGES], found_at))
 
     def _alloc(self, nbytes: int) -> int:
         return int(self._keep("cuMemAlloc", "cuMemFree", max(nbytes, 1)))
@@ -290,10 +348,11 @@ class Session(Executor):
         if name not in self.graphs:
             if self.closed:
                 raise UsageError("session.closed", "the session is closed")
-            steps = unrolled(self.program.schedule) if name in (WHOLE, TIMED) else [(name, 0)]
+            steps = unrolled(self.program.schedule) if name in (WHOLE, FROM_FRAMES, TIMED) else [(name, 0)]
             named = [(self.program.stage(stage), round) for stage, round in steps]
             events = self.events[2:] if name == TIMED else ()
-            graph = Graph(self.driver, self.functions, self.addresses, named, events)
+            lead = self.frames.lead if self.frames and name == FROM_FRAMES else None
+            graph = Graph(self.driver, self.functions, self.addresses, named, events, lead)
             self._undo.append(graph.destroy)
             graph.upload(self.stream)
             self.graphs[name] = graph

@@ -18,11 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frtc.errors import FrtcError
+from frtc.kernels.dtypes import DTYPES
+from frtc.runtime.device_array import CUDA, CUDA_MANAGED, DeviceArray
+from frtc.runtime.driver import Driver
 from frtc.runtime.policy import Camera, Images
 
 Array = NDArray[Any]
 
 BITS = 22  # Pillow: 32 - 8 - 2
+LEGACY_STREAM = 1  # what DLPack and the array interface call the stream 0
+SIDE_MOST = 8192  # pixels of a picture's height and width
 BLOCK = 96  # rows resized at a time, so that the accumulators stay in the L2 cache
 
 
@@ -200,30 +205,67 @@ class ImageStep:
 
 def read_image(camera: Camera, image: object) -> Array:
     """The picture as a view [height, width, RGB]; what it must be is declared, never guessed from its shape."""
-    dtype = np.dtype(np.uint8 if camera.pixel.endswith("8") else np.float32)
-    declared = ("declared", f"{camera.role}: {dtype} {camera.pixel}, {camera.layout}")
-    if not isinstance(image, np.ndarray) or image.dtype != dtype:
-        found = f"{image.dtype} array" if isinstance(image, np.ndarray) else type(image).__name__
-        raise FrtcError(
-            "input.image_dtype",
-            f"image {camera.role} is a {found}, not a {dtype} array",
-            [declared],
-            "convert it, or compile with another --pixel",
-        )
-    channels = image.shape[-1 if camera.layout == "hwc" else 0] if image.ndim == 3 else 0
-    if channels != 3 or not image.size:
-        want = "[height, width, 3]" if camera.layout == "hwc" else "[3, height, width]"
-        raise FrtcError(
-            "input.image_shape",
-            f"image {camera.role} has the shape {list(image.shape)}, not {want}",
-            [declared],
-            "pass one picture in this layout, or compile with another --layout",
-        )
-    if dtype == np.float32 and not (image.min() >= 0 and image.max() <= 1):  # also true for NaN
+    if not isinstance(image, np.ndarray):
+        raise _not_of_type(camera, type(image).__name__)
+    if image.dtype != _dtype(camera):
+        raise _not_of_type(camera, f"{image.dtype} array")
+    _require_shape(camera, image.shape)
+    if image.dtype == np.float32 and not (image.min() >= 0 and image.max() <= 1):  # also true for NaN
         raise FrtcError(
             "input.image_range",
             f"image {camera.role} leaves [0, 1]",
-            [declared, ("found", f"{image.min()} to {image.max()}")],
+            [_declared(camera), ("found", f"{image.min()} to {image.max()}")],
         )
     view = image if camera.layout == "hwc" else image.transpose(1, 2, 0)
     return view if camera.pixel.startswith("rgb") else view[..., ::-1]
+
+
+def on_device(image: object) -> bool:
+    """Whether an array that is not NumPy's says that it lies in a GPU's memory."""
+    if hasattr(image, "__cuda_array_interface__"):
+        return True
+    return hasattr(image, "__dlpack_device__") and int(image.__dlpack_device__()[0]) in (CUDA, CUDA_MANAGED)
+
+
+def read_device(camera: Camera, image: object, driver: Driver, ordinal: int, stream: Any) -> DeviceArray:
+    """The same of a picture on GPU `ordinal`, where `stream` may read it; floats are checked when they are read."""
+    found = DeviceArray.of(image, gapless=False, stream=int(stream) or LEGACY_STREAM)
+    name = str(DTYPES[found.dtype].numpy) if found.dtype in DTYPES else "other"
+    if name != _dtype(camera):
+        raise _not_of_type(camera, f"{name} array")
+    _require_shape(camera, found.shape)
+    device = driver.ordinal_of(found.address) if found.device is None else found.device
+    if device != ordinal or found.address % DTYPES[found.dtype].itemsize:
+        about = "no GPU" if device is None else f"GPU {device}"
+        what = f"image {camera.role} is at {found.address:#x} on {about}, the Plan on GPU {ordinal}"
+        raise FrtcError("input.image_device", what, [_declared(camera)], "copy it there, or pass a NumPy array")
+    view = found if camera.layout == "hwc" else found.transposed((1, 2, 0))
+    return view if camera.pixel.startswith("rgb") else view.reversed(2)
+
+
+def _dtype(camera: Camera) -> np.dtype[Any]:
+    return np.dtype(np.uint8 if camera.pixel.endswith("8") else np.float32)
+
+
+def _declared(camera: Camera) -> tuple[str, str]:
+    return "declared", f"{camera.role}: {_dtype(camera)} {camera.pixel}, {camera.layout}"
+
+
+def _not_of_type(camera: Camera, found: str) -> FrtcError:
+    what = f"image {camera.role} is a {found}, not a {_dtype(camera)} array"
+    return FrtcError("input.image_dtype", what, [_declared(camera)], "convert it, or compile with another --pixel")
+
+
+def _require_shape(camera: Camera, shape: tuple[int, ...]) -> None:
+    channels = shape[-1 if camera.layout == "hwc" else 0] if len(shape) == 3 else 0
+    if channels != 3 or 0 in shape:
+        want = "[height, width, 3]" if camera.layout == "hwc" else "[3, height, width]"
+        raise FrtcError(
+            "input.image_shape",
+            f"image {camera.role} has the shape {list(shape)}, not {want}",
+            [_declared(camera)],
+            "pass one picture in this layout, or compile with another --layout",
+        )
+    if max(shape) > SIDE_MOST:
+        what = f"image {camera.role} has the shape {list(shape)}, more than {SIDE_MOST} on a side"
+        raise FrtcError("input.image_shape", what, [_declared(camera)], "crop or shrink it first")

@@ -16,6 +16,7 @@ from frtc.errors import FrtcError
 from frtc.kernels.cubin import parameters_of, resources_of, sm_of, waits
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.reference import REFERENCES
+from frtc.kernels.smxx_frames import CUBIN, PARAMETERS, THREADS
 from frtc.runtime import tensor_map
 from frtc.runtime.manifest import Manifest
 from frtc.runtime.plan import ARENA, SLOT, SPACES, STATE, WEIGHTS, Call, Launch, Program, Ref, Repeat, Run, Slot, Stage
@@ -341,6 +342,18 @@ def check_cubins(program: Program, cubins: Mapping[str, bytes]) -> None:
                 entry = program.kernels[launch.kernel]
                 if found[entry.cubin][entry.symbol] * launch.block > REGISTERS_MOST:
                     raise bad(where, f"{launch.block} threads need more registers than there are")
+
+
+def check_frames(program: Program, image: bytes) -> None:
+    """The cubin of camera frames, which no call launches: one kernel, with the parameters that the runtime gives."""
+    registers = _read_cubin(program, CUBIN, image)
+    if len(registers) != 1:
+        raise bad(CUBIN, f"holds {len(registers)} kernels, not one")
+    (symbol,) = registers
+    if (found := _parameters(CUBIN, image, symbol)) != PARAMETERS:
+        raise bad(CUBIN, f"takes parameters of {found} bytes, not {PARAMETERS}")
+    if registers[symbol] * THREADS > REGISTERS_MOST:
+        raise bad(CUBIN, f"{THREADS} threads need more registers than there are")
 
 
 def _launches(program: Program) -> Iterator[Launch]:

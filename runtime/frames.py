@@ -1,0 +1,245 @@
+"""Camera frames on a GPU: raw frames -> `images`, by the first launch of the inference's graph.
+
+    frames.take({"base": picture, ...})      # checks all, then begins the copies
+    session.run()                            # resizes on the device, with the bits of steps_image.py
+
+A frame on the host goes to pinned memory of ours and from there to the device while the host goes on; pinned frames are
+copied from where they are, frames on the device are read there. Filter tables are made on the host by the functions of
+steps_image.py. At the first frame of a new size, layout or place (host or device) a camera's memory is made anew;
+after that nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from frtc.errors import FrtcError
+from frtc.kernels.cubin import resources_of
+from frtc.kernels.smxx_frames import CAMERA, CUBIN, RULES, TAP, THREADS, grid_of
+from frtc.runtime.device_array import DeviceArray
+from frtc.runtime.driver import Driver, host_bytes
+from frtc.runtime.graph import Lead
+from frtc.runtime.plan import Launch, Program
+from frtc.runtime.policy import Camera, Images, Policy
+from frtc.runtime.steps_image import (
+    BITS,
+    Array,
+    corner,
+    fit,
+    on_device,
+    pil_weights,
+    read_device,
+    read_image,
+    torch_weights,
+)
+
+IMAGES = "images"  # the slot
+ALIGN = 256  # bytes, of what shares a camera's memory
+PARAMS = (("cameras", 0), ("images", 0), ("range", 0))
+
+
+def step_of(program: Program, files: Mapping[str, Any]) -> Images | None:
+    """The policy's image step, where the Plan has a kernel for it that this frtc knows."""
+    if CUBIN not in files or not program.policy:
+        return None
+    policy = Policy.from_json(program.policy)
+    found = {slot.name: (slot.dtype, slot.shape) for slot in program.inputs}
+    return policy.find(Images) if found.get(IMAGES) == policy.device_inputs().get(IMAGES) else None
+
+
+def symbol_of(image: bytes) -> str:
+    """The kernel in its cubin."""
+    return next(iter(resources_of(image)))
+
+
+class Frames:
+    """The cameras of one session.
+
+    table    u8 on the host, in what a session copies to the device with each inference: CAMERA records
+    found    u32 [V] on the host, copied back with the outputs: the serial of the inference where a float left [0, 1]
+    taken    frames were taken and no inference has resized them yet
+    shown    the device's `images` are those of frames, not what the host was given
+    copy_us  what the last `take` spent copying frames on the host
+    """
+
+    def __init__(self, driver: Driver, step: Images, function: Any, stream: Any, ordinal: int) -> None:
+        views = len(step.cameras)
+        self.function, self.launch = function, Launch(0, grid_of(views, step.size), THREADS, 0, PARAMS)
+        self.table, self.found = np.zeros(views, CAMERA), np.zeros(views, np.uint32)
+        self.lead = Lead(function, self.launch, (0, 0, 0))
+        self.taken = self.shown = False
+        self.copy_us, self.serial = 0.0, 0
+        self.cameras = [_Camera(driver, step, camera, stream, ordinal) for camera in step.cameras]
+
+    @property
+    def rooms(self) -> tuple[int, int]:
+        """Bytes of the table and of `found`."""
+        return self.table.nbytes, self.found.nbytes
+
+    def place(self, table: Array, found: Array, addresses: tuple[int, int, int]) -> None:
+        """addresses: on the device, of the table, of `images` and of `found`."""
+        self.table, self.found = table.view(CAMERA), found.view(np.uint32)
+        self.lead = Lead(self.function, self.launch, addresses)
+
+    def take(self, observation: Mapping[str, Any]) -> None:
+        """Check the frames, then begin to copy them. Nothing has begun where one is refused."""
+        pairs = [(camera, camera.look(observation[camera.camera.role])) for camera in self.cameras]
+        self.serial = self.serial % 0xFFFF_FFFF + 1
+        started = time.perf_counter_ns()
+        for i, (camera, frame) in enumerate(pairs):
+            record = self.table[i]
+            camera.put(frame, record)
+            record["serial"] = self.serial
+        self.copy_us = (time.perf_counter_ns() - started) / 1e3
+        self.taken = self.shown = True
+
+    def refusal(self) -> FrtcError | None:
+        """What to say where the inference read a float outside of [0, 1]."""
+        if not (self.found == self.serial).any():
+            return None
+        wrong = [c.camera for c, serial in zip(self.cameras, self.found, strict=True) if serial == self.serial]
+        roles = ", ".join(camera.role for camera in wrong)
+        declared = [("declared", f"{camera.role}: float32 {camera.pixel}, {camera.layout}") for camera in wrong]
+        return FrtcError("input.image_range", f"image {roles} leaves [0, 1]", declared)
+
+    @property
+    def nbytes(self) -> int:
+        """Of device memory, beside the slots."""
+        return sum(camera.room for camera in self.cameras)
+
+    def close(self) -> None:
+        for camera in self.cameras:
+            camera.close()
+
+
+class _Camera:
+    """One camera's frame in pinned and in device memory, and behind it on both sides its filter tables."""
+
+    def __init__(self, driver: Driver, step: Images, camera: Camera, stream: Any, ordinal: int) -> None:
+        self.driver, self.step, self.camera, self.stream, self.ordinal = driver, step, camera, stream, ordinal
+        self.form: tuple[Any, ...] = ()  # of the last frame: shape, strides, type, whether on the device
+        self.room, self.pinned, self.device = 0, 0, 0
+        self.nbytes = self.first = 0  # of a frame; from its lowest byte to element [0, 0, 0]
+        self.packed = False  # the frame has no gaps: its memory is copied as it lies
+        self.staged = np.zeros(0, np.uint8)
+        self.as_staged: Callable[[Array], Array] = lambda frame: frame
+        self.seen: tuple[int, bool] = (0, False)  # an address, and whether it was pinned
+        self.owner: Any = None  # keeps a frame on the device alive until the next
+
+    def look(self, frame: object) -> Array | DeviceArray:
+        """The frame as [height, width, RGB], on the host or on the device; an error where it is not as declared."""
+        if isinstance(frame, np.ndarray) or not on_device(frame):
+            return read_image(self.camera, frame)
+        return read_device(self.camera, frame, self.driver, self.ordinal, self.stream)
+
+    def put(self, frame: Array | DeviceArray, record: Any) -> None:
+        on_device = isinstance(frame, DeviceArray)
+        form = (frame.shape, frame.strides, frame.dtype, on_device)
+        if form != self.form:
+            self._prepare(frame, record)
+            self.form = form
+        if isinstance(frame, DeviceArray):
+            if frame.made_on is not None:
+                self.driver.wait_for(frame.made_on, self.stream)
+            self.owner, record["frame"] = frame.owner, frame.address
+            return
+        start = frame.ctypes.data - self.first
+        if self.packed and self._is_pinned(start):
+            source = start
+        else:
+            np.copyto(self.staged, self.as_staged(frame))
+            source = self.pinned
+        self.driver.call("cuMemcpyHtoDAsync", self.device, source, self.nbytes, self.stream)
+
+    def _is_pinned(self, address: int) -> bool:
+        """Asked once for an address: where memory there is another by now, the copy is only slower."""
+        if self.seen[0] != address:
+            self.seen = address, self.driver.is_pinned(address)
+        return self.seen[1]
+
+    # ---- a frame of a new form ----
+
+    def _prepare(self, frame: Array | DeviceArray, record: Any) -> None:
+        height, width = frame.shape[:2]
+        step = self.step
+        h, w = fit(height, width, step.size, self.camera.role)
+        tables = (
+            taps(step.resize, width, w, (h, w) != (height, width)),
+            taps(step.resize, height, h, (h, w) != (height, width)),
+        )
+        self.form = ()
+        self.nbytes = 0 if isinstance(frame, DeviceArray) else frame.size * frame.itemsize
+        at = [aligned(self.nbytes)]
+        at.append(at[0] + aligned(tables[0].nbytes))
+        self._reserve(at[1] + tables[1].nbytes)
+        host = host_bytes(self.pinned, self.room)
+        for start, table in zip(at, tables, strict=True):
+            host[start : start + table.nbytes] = table.reshape(-1).view(np.uint8)
+            self.driver.call("cuMemcpyHtoDAsync", self.device + start, self.pinned + start, table.nbytes, self.stream)
+        top, left = corner(step.size - h, step.size - w, step.place)
+        wide, is_float = (len(tables[0]), len(tables[1])), frame.dtype in ("f32", np.float32)
+        strides = self._stage(frame, host, record) if isinstance(frame, np.ndarray) else frame.byte_strides
+        record["across"], record["down"] = self.device + at[0], self.device + at[1]
+        record["row"], record["column"], record["channel"] = strides
+        record["across_taps"], record["down_taps"] = wide
+        record["height"], record["width"], record["top"], record["left"] = h, w, top, left
+        record["size"], record["is_float"], record["rule"] = step.size, is_float, RULES[step.resize]
+        record["border"] = step.border
+
+    def _stage(self, frame: Array, host: Array, record: Any) -> tuple[int, ...]:
+        """How frames of this form lie in pinned and device memory: axes in the order of memory, steps upwards, no gaps.
+        Returns the strides of [height, width, RGB] there, in bytes."""
+        order = sorted(range(3), key=lambda axis: -abs(frame.strides[axis]))
+        turned = tuple(slice(None, None, -1) if step < 0 else slice(None) for step in frame.strides)
+        shape = tuple(frame.shape[axis] for axis in order)
+        self.staged = host[: self.nbytes].view(frame.dtype).reshape(shape)
+        self.as_staged = lambda frame: frame[turned].transpose(order)
+        self.packed = self.as_staged(frame).flags.c_contiguous
+        strides, first = [0, 0, 0], [0, 0, 0]
+        for axis, step in zip(order, self.staged.strides, strict=True):
+            down = frame.strides[axis] < 0
+            strides[axis], first[axis] = (-step, step * (frame.shape[axis] - 1)) if down else (step, 0)
+        self.first = sum(first)
+        record["frame"] = self.device + self.first
+        return tuple(strides)
+
+    def _reserve(self, nbytes: int) -> None:
+        """As much memory on both sides; what was there is free, or stays where it is enough."""
+        if nbytes > self.room:
+            self.close()
+            self.pinned, self.device = self.driver.host_alloc(nbytes), self.driver.alloc(nbytes)
+            self.room = nbytes
+        else:
+            self.driver.call("cuStreamSynchronize", self.stream)  # copies from it may still be under way
+
+    def close(self) -> None:
+        if self.room:
+            self.driver.call("cuStreamSynchronize", self.stream)
+            self.room = 0
+            self.driver.call("cuMemFreeHost", self.pinned)
+            self.driver.call("cuMemFree", self.device)
+
+
+def taps(resize: str, n: int, m: int, resized: bool) -> Array:
+    """For m outputs over n inputs: TAP [taps, m], in the order of their sum. resized: the picture, in any direction."""
+    if resize == "pil_bilinear":
+        index, weight = pil_weights(n, m) if n != m else (np.arange(m)[None], np.full((1, m), 1 << BITS))
+        return _taps(index, weight.reshape(index.shape))
+    if not resized:
+        return _taps(np.arange(m)[None], np.ones((1, m), np.float32).view(np.int32))
+    low, high, left, right = torch_weights(n, m)
+    return _taps(np.stack([low, high]), np.stack([left[:, 0], right[:, 0]]).view(np.int32))
+
+
+def _taps(index: Array, weight: Array) -> Array:
+    made = np.empty(index.shape, TAP)
+    made["index"], made["weight"] = index, weight
+    return made
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
