@@ -32,6 +32,7 @@ from torch import Tensor
 
 from bench import report
 from bench.calibrated import calibrated
+from bench.frames_times import from_frames
 from bench.full_model import ROWS, STATIC, Compiling, Shape, inputs_of, make_room, observation, plan_path
 from bench.gpu_model import file_name, graph_nodes
 from bench.gpu_table import bars_of, line_of, table
@@ -143,7 +144,8 @@ def times(replay: Callable[[], object], stream: Any, counts: Counts, count: int)
 
 
 def ours(shape: Shape, device: str, counts: Counts, count: int, profiled: bool) -> dict[str, Any]:
-    """One Plan: `count` replays and as many inferences from host to host, its stages, its classes of kernels."""
+    """One Plan: `count` replays and as many inferences from host to host, from the model's inputs and from raw frames,
+    its stages, its classes of kernels."""
     with opened(shape, device) as (plan, executor, stream):
         row: dict[str, Any] = {
             "contender": f"frtc {shape.precision} {plan.program.target.family}",
@@ -161,6 +163,7 @@ def ours(shape: Shape, device: str, counts: Counts, count: int, profiled: bool) 
         row["stages"] = stages_of(plan.program, timed)
         found = profile(executor) if profiled and isinstance(executor, Session) else None
         row["classes"] = classes_of(plan.program, found)
+        row["frames_us"] = from_frames(plan, executor, count, min(counts.warm_up, 50))  # last: it sets other inputs
     return row
 
 

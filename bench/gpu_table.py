@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bench import frames_times
 from bench.full_model import STATIC
 from frtc.console import table as columns
 
@@ -33,6 +34,8 @@ def bars_of(rows: Sequence[Row], policy: str = "pi05") -> dict[str, bool]:
         if "-p200-" in label and twin is not None:
             most_ms = BASELINE_BUDGET_MS if family == BASELINE else BUDGET_MS
             bars[f"budget 200 {label}"] = p50 - twin["device_us"]["p50"] / 1e3 <= most_ms
+        held = frames_times.bars_of(row.get("frames_us", {}), row["device_us"]["p50"])
+        bars |= {f"{bar} {label}": ok for bar, ok in held.items()}
         if tail := row.get("changing_prompts_us"):
             bars[f"p99 over p50 {label}"] = tail["p99"] <= TAIL_BAR * tail["p50"]
     return bars
@@ -70,20 +73,25 @@ def line_of(row: Row) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Milliseconds: replay, host to host, then stages with their share of the roofline, then classes of kernels."""
+    """Milliseconds: replay, host to host, the same from raw frames with its parts, then stages with their share of the
+    roofline, then classes of kernels."""
     replays = [("contender", *(f"replay {p}" for p in PERCENTILES), *(f"host {p}" for p in PERCENTILES), "nodes")]
     stages, classes = [("stage", "p50", "p99", "roof", "share")], [("class", "launches", "in graph", "roof", "share")]
+    frames = [("raw frames to actions", *(f"{part} {p}" for part in frames_times.PARTS for p in ("p50", "p99")))]
     for row in rows:
         name = line_of(row).split(" p50 ")[0].strip()
         host = row.get("host_us")
         replays.append((name, *_ms(row["device_us"]), *(_ms(host) if host else [""] * 3), _text(row, "graph_nodes")))
+        if seen := row.get("frames_us"):
+            parts = [(seen.get(part), p) for part in frames_times.PARTS for p in ("p50", "p99")]
+            frames.append((name, *(f"{at[p] / 1e3:.3f}" if at else "" for at, p in parts)))
         for stage, at in row.get("stages", {}).items():
             ms = [f"{at[key] / 1e3:.3f}" for key in ("p50", "p99", "roof_us")]
             stages.append((f"{name} {stage}", ms[0], ms[1], ms[2], _share(at)))
         for kind, at in row.get("classes", {}).items():
             took = f"{at['in_graph_us'] / 1e3:.3f}" if "in_graph_us" in at else "-"
             classes.append((f"{name} {kind}", _text(at, "launches"), took, f"{at['roof_us'] / 1e3:.3f}", _share(at)))
-    return "\n\n".join(columns(lines) for lines in (replays, stages, classes))
+    return "\n\n".join(columns(lines) for lines in (replays, frames, stages, classes) if len(lines) > 1)
 
 
 PERCENTILES = ("p50", "p99", "p99.9")

@@ -129,13 +129,6 @@ class Driver:
         status, *values = self.api.cuPointerGetAttribute(name, address)
         return int(values[0]) if values and not int(status) else 0
 
-    def wait_for(self, other: Any, stream: Any) -> None:
-        """Have a stream wait for what another one was given so far."""
-        event = self.call("cuEventCreate", 0)
-        self.call("cuEventRecord", event, other)
-        self.call("cuStreamWaitEvent", stream, event, 0)
-        self.call("cuEventDestroy", event)  # given back when the wait is over
-
     def free_bytes(self) -> int:
         return int(self.call("cuMemGetInfo")[0])
 

@@ -88,7 +88,7 @@ class Frames:
     def take(self, observation: Mapping[str, Any]) -> None:
         """Check the frames, then begin to copy them. Nothing has begun where one is refused."""
         pairs = [(camera, camera.look(observation[camera.camera.role])) for camera in self.cameras]
-        self.serial = self.serial % 0xFFFF_FFFF + 1
+        self.taken, self.serial = False, self.serial % 0xFFFF_FFFF + 1
         started = time.perf_counter_ns()
         for i, (camera, frame) in enumerate(pairs):
             record = self.table[i]
@@ -128,13 +128,18 @@ class _Camera:
         self.staged = np.zeros(0, np.uint8)
         self.as_staged: Callable[[Array], Array] = lambda frame: frame
         self.seen: tuple[int, bool] = (0, False)  # an address, and whether it was pinned
+        self.event: Any = None  # of other streams
         self.owner: Any = None  # keeps a frame on the device alive until the next
 
     def look(self, frame: object) -> Array | DeviceArray:
         """The frame as [height, width, RGB], on the host or on the device; an error where it is not as declared."""
         if isinstance(frame, np.ndarray) or not on_device(frame):
-            return read_image(self.camera, frame)
-        return read_device(self.camera, frame, self.driver, self.ordinal, self.stream)
+            found: Array | DeviceArray = read_image(self.camera, frame)
+        else:
+            found = read_device(self.camera, frame, self.driver, self.ordinal, self.stream)
+        height, width = found.shape[:2]
+        fit(height, width, self.step.size, self.camera.role)  # it does not vanish
+        return found
 
     def put(self, frame: Array | DeviceArray, record: Any) -> None:
         on_device = isinstance(frame, DeviceArray)
@@ -144,7 +149,7 @@ class _Camera:
             self.form = form
         if isinstance(frame, DeviceArray):
             if frame.made_on is not None:
-                self.driver.wait_for(frame.made_on, self.stream)
+                self._wait_for(frame.made_on)
             self.owner, record["frame"] = frame.owner, frame.address
             return
         start = frame.ctypes.data - self.first
@@ -160,6 +165,13 @@ class _Camera:
         if self.seen[0] != address:
             self.seen = address, self.driver.is_pinned(address)
         return self.seen[1]
+
+    def _wait_for(self, other: int) -> None:
+        """Our stream goes on when another one has done what it was given so far."""
+        if self.event is None:
+            self.event = self.driver.call("cuEventCreate", 0)
+        self.driver.call("cuEventRecord", self.event, other)
+        self.driver.call("cuStreamWaitEvent", self.stream, self.event, 0)
 
     # ---- a frame of a new form ----
 
@@ -210,13 +222,19 @@ class _Camera:
     def _reserve(self, nbytes: int) -> None:
         """As much memory on both sides; what was there is free, or stays where it is enough."""
         if nbytes > self.room:
-            self.close()
+            self._free()
             self.pinned, self.device = self.driver.host_alloc(nbytes), self.driver.alloc(nbytes)
             self.room = nbytes
         else:
             self.driver.call("cuStreamSynchronize", self.stream)  # copies from it may still be under way
 
     def close(self) -> None:
+        self.owner = None
+        if self.event is not None:
+            self.driver.call("cuEventDestroy", self.event)
+        self._free()
+
+    def _free(self) -> None:
         if self.room:
             self.driver.call("cuStreamSynchronize", self.stream)
             self.room = 0

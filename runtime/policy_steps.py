@@ -23,6 +23,7 @@ from frtc.runtime.steps_vector import Normaliser, absolute, apply, read_state
 from frtc.runtime.tokenize import TokenStep
 
 Array = NDArray[Any]
+FLOAT32_MOST = float(np.finfo(np.float32).max)
 NUMPY = {"u8": np.uint8, "i32": np.int32, "f32": np.float32}
 
 
@@ -168,7 +169,7 @@ def _require_finite(actions: Array, what: str) -> None:
 
 def _require_reachable(normalised: Array) -> None:
     """A finite state may still leave float32 on its way to the model."""
-    far = np.flatnonzero(~(np.abs(normalised) <= np.finfo(np.float32).max))
-    if far.size:
-        what = f"state numbers {far.tolist()} are too large once normalised"
+    near = np.abs(normalised) <= FLOAT32_MOST
+    if not near.all():
+        what = f"state numbers {np.flatnonzero(~near).tolist()} are too large once normalised"
         raise FrtcError("input.state_value", what, hint="are they in the robot's units?")

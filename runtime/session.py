@@ -211,9 +211,7 @@ class Session(Executor):
     def _host(self, slot: Slot) -> Array:
         if slot.name in self.bound:
             raise UsageError("slot.bound", f"slot {slot.name} lives in memory of the caller: read or write it there")
-        at = self.places[slot.name]
-        array: Array = self.host[at : at + slot.nbytes].view(DTYPES[slot.dtype].numpy).reshape(slot.shape)
-        return array
+        return self.on_host[slot.name]
 
     def _round_trip(self, graph: Graph, meanwhile: Callable[[], object] = lambda: None) -> None:
         with self.turn:
@@ -326,6 +324,11 @@ class Session(Executor):
         self._undo.append(lambda: self.driver.call("cuMemFreeHost", self.pinned))
         self.host = host_bytes(self.pinned, at)
         self.host.fill(0)
+        self.on_host: dict[str, Array] = {}
+        for slot in (*self.inputs.values(), *self.outputs.values()):
+            at = self.places[slot.name]
+            array = self.host[at : at + slot.nbytes].view(DTYPES[slot.dtype].numpy)
+            self.on_host[slot.name] = array.reshape(slot.shape)
 
     def _place_frames(self) -> None:
         if self.frames:

@@ -22,12 +22,15 @@ class TokenStep:
                 [("wants", f"sha256:{step.tokenizer}")],
             )
         self.step, self.tokenizer = step, load(data)
+        self.last: tuple[str, list[int]] | None = None  # text and its ids: a prompt stays for many inferences
 
     def run(self, text: str, tokens: NDArray[np.int32]) -> int:
         """Fills tokens [budget]; returns how many are valid."""
         step = self.step
         begin = [step.bos] if step.bos >= 0 else []
-        ids = [*begin, *self.tokenizer.encode(text, add_special_tokens=False).ids]
+        if self.last is None or self.last[0] != text:
+            self.last = text, [*begin, *self.tokenizer.encode(text, add_special_tokens=False).ids]
+        ids = self.last[1]
         if len(ids) > step.budget:
             rows = [("text", repr(text if len(text) <= 120 else text[:120] + "…"))]
             raise FrtcError(

@@ -12,7 +12,8 @@ import pytest
 import frtc
 from frtc import observation
 from frtc.errors import EnvironmentFault, FrtcError
-from frtc.kernels.cubin import parameters_of
+from frtc.kernels.cubin import parameters_of, resources_of
+from frtc.kernels.smxx_frames import CUBIN
 from frtc.policy import Policy
 from frtc.runtime import driver
 from frtc.runtime.plan_file import open_plan
@@ -121,8 +122,8 @@ def test_without_a_gpu_the_emulator_is_offered_only_to_who_times_no_launches(
 def test_profile_and_report(demo: Demo, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a driver where attention takes 40 us and everything else 2."""
     plan = open_plan(demo.plan)
-    files, entries = plan.files(), plan.program.kernels
-    sizes = {entry.symbol: parameters_of(bytes(files[entry.cubin]), entry.symbol) for entry in entries}
+    images = [bytes(data) for name, data in plan.files().items() if name.startswith(("cubin.", CUBIN))]
+    sizes = {symbol: parameters_of(image, symbol) for image in images for symbol in resources_of(image)}
     us = defaultdict(lambda: 2.0, {symbol: 40.0 for symbol in sizes if "attention" in symbol})
     monkeypatch.setattr(driver, "_bindings", lambda: TimedApi(sizes, us, sm=plan.program.target.sm))
     page = tmp_path / "page.html"

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from frtc.codegen.frames import frames_cubin
-from frtc.codegen.nvrtc import Job, compile_all
+from frtc.codegen.nvrtc import Job, compile_all, compile_one
 from frtc.codegen.plan_writer import PlanWriter
 from frtc.kernels.cubin import parameters_of, resources_of
-from frtc.kernels.smxx_frames import CAMERA, CUBIN, THREADS
+from frtc.kernels.smxx_frames import CAMERA, CUBIN, THREADS, stage
 from frtc.kernels.targets import load_targets
 from frtc.runtime.plan import BuiltFor, Call, Entry, Launch, Program, Ref, Run, Slot, Stage
 from frtc.runtime.plan_file import Plan
@@ -39,8 +39,8 @@ def images(
     return Images(tuple(cameras), size, resize, border, place)  # type: ignore[arg-type]
 
 
-def write(path: Path, step: Images, target: str = "hopper", frames: bool = True) -> Path:
-    """frames: with the kernel, as Plans have it today."""
+def write(path: Path, step: Images, target: str = "hopper", frames: bool = True, defines: tuple[str, ...] = ()) -> Path:
+    """frames: with the kernel, as Plans have it today. defines: macros for it."""
     about, policy = load_targets()[target], Policy((step,), ())
     dtype, shape = policy.device_inputs()["images"]
     n = int(np.prod(shape))
@@ -65,7 +65,10 @@ def write(path: Path, step: Images, target: str = "hopper", frames: bool = True)
         policy=policy.to_json(),
     )
     blobs = {"cubin.000": compile_all([Job(SOURCE, symbol, about)])[0].image}
-    with PlanWriter(path, program, blobs | (frames_cubin(policy, about) if frames else {})) as writer:
+    made = frames_cubin(policy, about) if frames else {}
+    if defines:
+        made[CUBIN] = compile_one(Job.of(stage(len(step.cameras), step.size), about, defines)).image
+    with PlanWriter(path, program, blobs | made) as writer:
         writer.finish({})
     return path
 

@@ -1,0 +1,185 @@
+"""From raw camera frames to actions: what the host does before the launch, the wait, and the kernel that resizes.
+
+    PYTHONPATH=. python3 -m bench.frames_times [--policy pi05] [--size tiny] [--precision bf16] [--runs 500]
+
+Two views of 480 x 640 and three of 1080 x 1920, each with frames in pageable memory, as views that are mirrored, in
+pinned memory and on the device; the same from the host's own image step. Microseconds, p50 and p99. `launch` is what
+the host does beside copying frames until the device has everything; `over` is the p50 of the total less that of the
+replay. About 60 s at size tiny, and 60 s more for each of the two full-size Plans that are not there yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bench import report
+from bench.full_model import Shape, compiled, plan_path
+from frtc import observation
+from frtc.console import table
+from frtc.policy import Policy
+from frtc.runtime.executor import Executor
+from frtc.runtime.plan_file import Plan, open_plan
+from frtc.runtime.session import Session
+from frtc.runtime.timing import Spread, took_us
+
+PARTS = ("total", "copy", "launch", "wait", "finish")  # of a policy's latency, where it has them
+SETS = ((2, (480, 640)), (3, (1080, 1920)))  # views, and the size of their frames
+WARM_UP = 50
+CHAIN = 20  # launches of the kernel in one graph
+BAR_OVER_US, BAR_LAUNCH_US = 600.0, 100.0  # p50 of the total over that of the replay; p99 of `launch`
+Row = dict[str, Any]
+Array = np.ndarray[Any, Any]
+
+
+def from_frames(plan: Plan, executor: Executor, count: int, warm_up: int = 0) -> Row:
+    """Host to host on an executor that is there: raw 480 x 640 frames, state and prompt to actions, other noise
+    each time. Spreads of the parts."""
+    policy = Policy(plan, executor)
+    return latency(policy, observation.seeded(policy.steps), count, warm_up)
+
+
+def latency(policy: Policy, seen: Mapping[str, Any], count: int, warm_up: int) -> Row:
+    for _ in range(warm_up):
+        policy.infer(seen)
+    samples = [policy.infer(seen).latency_us for _ in range(count)]
+    return {name: Spread.of([s[name] for s in samples]).row() for name in PARTS if name in samples[0]}
+
+
+def bars_of(frames: Row, replay_p50_us: float) -> dict[str, bool]:
+    """What a policy on a GPU has to hold; nothing where the host resized."""
+    if "launch" not in frames:
+        return {}
+    over = frames["total"]["p50"] - replay_p50_us
+    return {"frames over replay": over <= BAR_OVER_US, "host until launch": frames["launch"]["p99"] <= BAR_LAUNCH_US}
+
+
+def kinds() -> dict[str, Callable[[Array], Any]]:
+    """How a frame lies in memory."""
+    import torch
+
+    return {
+        "pageable": lambda frame: frame,
+        "mirrored": lambda frame: frame[:, ::-1],
+        "pinned": lambda frame: torch.from_numpy(frame).pin_memory().numpy(),
+        "device": lambda frame: torch.from_numpy(frame).cuda(),
+    }
+
+
+def of_plan(plan: Plan, size: tuple[int, int], count: int) -> list[Row]:
+    """All kinds of frames of one size through one Plan."""
+    rows: list[Row] = []
+    with Policy(plan, Session(plan)) as policy:
+        policy.warm()
+        session, seen = policy.executor, observation.seeded(policy.steps)
+        assert isinstance(session, Session) and session.frames is not None
+        frames = {role: picture(size, i) for i, role in enumerate(policy.cameras)}
+        policy.infer(seen | frames)
+        replay = Spread.of([took_us(lambda: replayed(session)) for _ in range(count + WARM_UP)][WARM_UP:]).row()
+        for kind, place in kinds().items():
+            given = seen | {role: place(frame) for role, frame in frames.items()}
+            rows.append({"frames": kind} | latency(policy, given, count, WARM_UP))
+        kernel = kernel_us(session)
+        step, session.frames = session.frames, None  # the host's own step
+        rows.append({"frames": "resized by the host"} | latency(policy, seen | frames, max(count // 10, 1), 3))
+        session.frames = step
+    height, width = size
+    about = {"size": f"{len(frames)} x {height} x {width}", "replay_us": replay, "kernel_us": kernel}
+    return [about | row for row in rows]
+
+
+def replayed(session: Session) -> None:
+    session.replay()
+    session.synchronize()
+
+
+def picture(size: tuple[int, int], seed: int) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+
+
+def kernel_us(session: Session) -> float:
+    """The kernel on the frames that are there, of CHAIN launches one after the other in a graph."""
+    driver, frames = session.driver, session.frames
+    assert frames is not None
+    with driver.current():
+        graph, after = driver.call("cuGraphCreate", 0), list[Any]()
+        for _ in range(CHAIN):
+            lead = frames.lead
+            after = [driver.add_kernel(graph, after, lead.function, lead.launch, lead.addresses)]
+        executable = driver.call("cuGraphInstantiate", graph, 0)
+        start, end = (driver.call("cuEventCreate", 0) for _ in range(2))
+        samples = []
+        for _ in range(30):
+            driver.call("cuEventRecord", start, session.stream)
+            driver.call("cuGraphLaunch", executable, session.stream)
+            driver.call("cuEventRecord", end, session.stream)
+            driver.call("cuStreamSynchronize", session.stream)
+            samples.append(float(driver.call("cuEventElapsedTime", start, end)) * 1e3 / CHAIN)
+        driver.call("cuGraphExecDestroy", executable)
+        driver.call("cuGraphDestroy", graph)
+    return sorted(samples)[len(samples) // 2]
+
+
+def copies_us(size: tuple[int, int]) -> Row:
+    """One frame: by the CPU into pinned memory, and by the driver from each kind of memory, until it is there."""
+    import torch
+
+    frame, room = torch.from_numpy(picture(size, 0)), torch.empty((*size, 3), dtype=torch.uint8, device="cuda")
+    stage = torch.empty((*size, 3), dtype=torch.uint8, pin_memory=True)
+    source, target = frame.numpy(), stage.numpy()
+
+    def copied(tensor: Any) -> None:
+        room.copy_(tensor, non_blocking=True)
+        torch.cuda.synchronize()
+
+    ways: dict[str, Callable[[], object]] = {
+        "host to pinned": lambda: np.copyto(target, source),
+        "pinned to device": lambda: copied(stage),
+        "pageable to device": lambda: copied(frame),
+    }
+    return {name: Spread.of([took_us(way) for _ in range(230)][30:]).row() for name, way in ways.items()}
+
+
+def shown(rows: list[Row]) -> str:
+    """Microseconds."""
+    lines = [("frames", "size", "kernel", "replay p50", "over", *(f"{p} {q}" for p in PARTS for q in ("p50", "p99")))]
+    for row in rows:
+        over = row["total"]["p50"] - row["replay_us"]["p50"]
+        parts = [f"{row[p][q]:.0f}" if p in row else "" for p in PARTS for q in ("p50", "p99")]
+        replay = f"{row['replay_us']['p50']:.0f}"
+        lines.append((row["frames"], row["size"], f"{row['kernel_us']:.1f}", replay, f"{over:.0f}", *parts))
+    return table(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--policy", default="pi05")
+    parser.add_argument("--size", default="tiny", choices=("tiny", "full"))
+    parser.add_argument("--precision", default="bf16", help="bf16, fp8-rows or w8a16: without a calibration")
+    parser.add_argument("--runs", type=int, default=500)
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    for views, size in SETS:
+        shape = replace(Shape(arguments.policy), views=views, size=arguments.size, precision=arguments.precision)
+        if not plan_path(shape).exists():
+            compiled(shape)
+        rows += of_plan(open_plan(plan_path(shape), verify=False), size, arguments.runs)
+    copies = {f"{h} x {w}": copies_us((h, w)) for _, (h, w) in SETS}
+    print(shown(rows))
+    print(*(f"{size}: {way} {at['p50']:.0f} us" for size, ways in copies.items() for way, at in ways.items()), sep="\n")
+    bars = bars_of(rows[0], rows[0]["replay_us"]["p50"])
+    found = {"rows": rows, "copies_us": copies, "bars": bars}
+    print(
+        report.write(f"frames_times_{arguments.policy}_{arguments.size}", report.about(__spec__.name, "cuda") | found)
+    )
+    print(*(f"failed: {bar}" for bar, ok in bars.items() if not ok), sep="\n")
+    return 0 if all(bars.values()) else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

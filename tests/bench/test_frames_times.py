@@ -1,0 +1,61 @@
+"""Times from raw frames, rehearsed: by the emulator, and on a driver that does nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import frames_times, full_model
+from bench.full_model import Shape, compiled, plan_path
+from frtc.kernels.cubin import parameters_of, resources_of
+from frtc.kernels.smxx_frames import CUBIN
+from frtc.runtime import driver
+from frtc.runtime.emulator import Emulator
+from frtc.runtime.plan_file import Plan, open_plan
+from tests.runtime.null_driver import NullApi
+
+
+@pytest.fixture(scope="module")
+def plan(scratch: Path) -> Plan:
+    shape = Shape("pi05", prompt=48, horizon=10, size="tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(full_model, "SCRATCH", scratch)
+        if not plan_path(shape).exists():
+            compiled(shape)
+        return open_plan(plan_path(shape))
+
+
+def test_by_the_emulator(plan: Plan) -> None:
+    with Emulator(plan) as executor:
+        found = frames_times.from_frames(plan, executor, 1)
+    assert list(found) == ["total", "finish"] and not frames_times.bars_of(found, 0.0)
+
+
+def test_on_a_driver_that_does_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = [bytes(data) for name, data in plan.files().items() if name.startswith(("cubin.", CUBIN))]
+    api = NullApi({symbol: parameters_of(image, symbol) for image in images for symbol in resources_of(image)})
+    monkeypatch.setattr(driver, "_bindings", lambda: api)
+    places: dict[str, Any] = {"pageable": lambda frame: frame, "mirrored": lambda frame: frame[:, ::-1]}
+    monkeypatch.setattr(frames_times, "kinds", lambda: places)
+    rows = frames_times.of_plan(plan, (48, 64), 3)
+    assert [row["frames"] for row in rows] == ["pageable", "mirrored", "resized by the host"]
+    assert rows[0]["kernel_us"] == pytest.approx(1 / frames_times.CHAIN) and rows[0]["size"] == "2 x 48 x 64"
+    for row in rows:
+        parts = sum(row[part]["min"] for part in ("copy", "launch", "wait", "finish"))
+        assert 0 < parts <= row["total"]["max"] + 0.01
+    assert rows[2]["copy"]["max"] == 0.0
+    lines = frames_times.shown(rows).splitlines()
+    assert len(lines) >= 4 and "launch p99" in lines[0] and "2 x 48 x 64" in lines[-1]
+
+
+@pytest.mark.parametrize(("total", "launch", "held"), [(6500, 90, (True, True)), (6700, 120, (False, False))])
+def test_bars(total: float, launch: float, held: tuple[bool, bool]) -> None:
+    frames = {"total": {"p50": total}, "launch": {"p99": launch}}
+    assert tuple(frames_times.bars_of(frames, 6000.0).values()) == held
+
+
+def test_a_picture_is_noise() -> None:
+    assert np.unique(frames_times.picture((40, 40), 0)).size > 200
