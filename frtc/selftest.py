@@ -11,7 +11,8 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from frtc import observation
 from frtc.errors import CheckFailed, FrtcError
 from frtc.policy import Policy
 from frtc.probe import read
-from frtc.runtime.plan import WEIGHTS, Program, Ref, unrolled
+from frtc.runtime.plan import SLOT, WEIGHTS, Program, Ref, unrolled
 
 Array = np.ndarray[Any, Any]
 Value = tuple[str, Ref | None, Array, int]  # where, its place, what was found, elements to keep
@@ -82,7 +83,8 @@ def check(policy: Policy, progress: Callable[[str, float], None] = lambda what, 
         hint = "compile without --no-self-test, or `frtc update PLAN CHECKPOINT -o NEW.plan --self-test`"
         raise FrtcError("verify.no_vectors", "the Plan holds no self-test vectors", hint=hint)
     try:
-        return _compare(policy, test, progress)
+        outcome = _compare(policy, test, progress)
+        return replace(outcome, values=(*outcome.values, *by_frames(policy)))
     except (KeyError, TypeError, ValueError, AttributeError) as fault:  # evidence is not validated when a Plan opens
         raise FrtcError("plan.damaged", f"the self-test vectors cannot be read: {fault!r}") from None
 
@@ -108,6 +110,22 @@ def _compare(policy: Policy, test: Mapping[str, Any], progress: Callable[[str, f
     if missing := prints.keys() - {c.where for c in compared}:
         raise FrtcError("plan.damaged", f"the Plan computes no {min(missing)}, which its self-test expects")
     return Outcome(tuple(compared), step)
+
+
+def by_frames(policy: Policy) -> Iterator[Compared]:
+    """Where the device resizes camera frames: its `images` are those of the policy's own step, bit for bit."""
+    if not policy.executor.frames:
+        return
+    seen = observation.seeded(policy.steps, SEED)
+    wanted = policy.steps.prepare(seen, draw=0).inputs["images"]
+    policy.executor.take(seen)
+    with suppress(CheckFailed):  # of the outputs: they were looked at
+        policy.executor.run()
+    strides = tuple(step // wanted.itemsize for step in wanted.strides)
+    slot = policy.executor.inputs["images"]
+    found = policy.executor.peek(Ref(SLOT, 0, slot.dtype, slot.shape, strides, slot="images"))
+    exact = found.tobytes() == wanted.tobytes()
+    yield Compared("images from frames", exact, 0.0 if exact else relative_error(found, wanted), 0.0)
 
 
 def _unless_refused(walk: Iterator[Value]) -> Iterator[tuple[str, Ref | None, Array | None, int]]:

@@ -92,6 +92,9 @@ class FramesApi(NullApi):
         here = any(start <= address < start + len(data) for start, data in self.live.items())
         return 2 if here else int(address in self.known_pinned)
 
+    def do_cuMemcpyDtoH(self, to: int, source: int, nbytes: int) -> None:
+        self.do_cuMemcpyDtoHAsync(to, source, nbytes, 0)
+
     def do_cuGraphLaunch(self, graph: Graph, stream: Any) -> None:
         for handle, _, kind, _ in graph.nodes:
             if kind == "kernel":

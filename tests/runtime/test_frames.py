@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frtc import selftest
 from frtc.codegen.plan_writer import PlanWriter
 from frtc.errors import FrtcError, UsageError
 from frtc.kernels import smxx_frames
@@ -292,6 +293,17 @@ def test_a_steady_camera_builds_nothing(base: Path) -> None:
         assert made == {"cuMemcpyHtoDAsync": 2, "cuGraphLaunch": 1, "cuMemcpyDtoHAsync": 1, "cuStreamSynchronize": 1}
         copied = [call[3] for call in api.log if call[0] == "cuMemcpyHtoDAsync"][-1]
         assert copied == 256  # the table: `images` stay where they are
+
+
+def test_the_self_test_looks_at_them(base: Path) -> None:
+    for defines, exact in (((), True), (("FRTC_SABOTAGE_TRUNCATED",), False)):
+        policy, _ = opened(base, *defines)
+        with policy:
+            (found,) = selftest.by_frames(policy)
+            assert found.exact == exact and found.bar == 0.0 and (found.error > 0) != exact
+    plan = open_plan(base)
+    with Policy(plan, Emulator(plan)) as host:
+        assert not list(selftest.by_frames(host))
 
 
 def test_latency_and_memory(base: Path) -> None:
