@@ -8,7 +8,7 @@ from frtc.kernels import smxx_attention
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.smxx_attention import MAX_GRID_Z, Shape, inv_of, operands_of, per_row_of
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage, TensorMap
-from frtc.kernels.targets import Target
+from frtc.kernels.targets import KiB, Target
 
 SOURCE = "sm90_attention.cuh"
 ROWS, PANEL, THREADS = 64, 64, 256  # packed rows of a block; columns of 128 bytes; two warpgroups
@@ -130,10 +130,21 @@ def cost(site: Site, config: Config, target: Target) -> float:
 
 def _waves(shape: Shape, bn: int, target: Target) -> tuple[int, int]:
     """How often all SMs get blocks, and how many an SM has at a time."""
-    blocks = _ceil_div(shape.sq * pack(shape), ROWS) * shape.heads_kv * shape.group // pack(shape) * shape.batch
-    by_smem = target.smem_per_sm // (smem_bytes(shape.d, shape.dv, bn) + 1024)
+    blocks = _blocks(shape)
+    by_smem = target.smem_per_sm // (_smem(shape, bn, target) + KiB)
     per_sm = max(1, min(by_smem, 2 if out_width(shape.dv) + bn <= SHARED_COLUMNS else 1))
     return _ceil_div(blocks, per_sm * target.sms), min(per_sm, _ceil_div(blocks, target.sms))
+
+
+def _blocks(shape: Shape) -> int:
+    return _ceil_div(shape.sq * pack(shape), ROWS) * shape.heads_kv * shape.group // pack(shape) * shape.batch
+
+
+def _smem(shape: Shape, bn: int, target: Target) -> int:
+    """Bytes that a block asks for. Where all blocks have an SM of their own, so many that none takes two: a launch that
+    begins early finds some SMs free before others, and would be as slow as those that then have two."""
+    used = smem_bytes(shape.d, shape.dv, bn)
+    return max(used, target.smem_per_sm // 2) if _blocks(shape) <= target.sms else used
 
 
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
@@ -147,7 +158,7 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
         entry=f"frtc::sm90_attention<{DTYPES[q.dtype].cuda}, {DTYPES[out.dtype].cuda}, {', '.join(map(str, sizes))}>",
         grid=(_ceil_div(shape.sq, ROWS // packed), heads // packed, shape.batch),
         block=THREADS,
-        smem=smem_bytes(shape.d, shape.dv, bn),
+        smem=_smem(shape, bn, target),
         params=params_of(site),
         tensormaps=maps_of(site, ROWS, bn),
         waits=True,

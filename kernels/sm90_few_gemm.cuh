@@ -20,14 +20,12 @@
 
 namespace frtc {
 
-// When the next launch may begin: when this one has begun, when its wait is over, when its product is made.
-enum class Release { begun, waited, multiplied };
-
-// ROWS: of x, a multiple of 8. CHUNKS: of 128 bytes of K, by all blocks of a cluster. WIDE: sums travel in fp32.
-template <int ROWS_, int CHUNKS_, int SPLIT_, Release RELEASE_, bool WIDE_>
+// ROWS: of x, a multiple of 8. CHUNKS: of 128 bytes of K, by all blocks of a cluster. EARLY: the next launch may begin when
+// this one has begun, not when its wait is over. WIDE: sums travel in fp32.
+template <int ROWS_, int CHUNKS_, int SPLIT_, bool EARLY_, bool WIDE_>
 struct FewTile {
     static constexpr int ROWS = ROWS_, CHUNKS = CHUNKS_, SPLIT = SPLIT_;
-    static constexpr Release RELEASE = RELEASE_;
+    static constexpr bool EARLY = EARLY_;
     static constexpr Parts PARTS = Parts::rows;
     static constexpr int WM = ROWS <= 32 ? 32 : 64;  // whose factors are found at once
     static constexpr int COLUMNS = 64, ROW = 128, MOST = ceil_div(CHUNKS, SPLIT);
@@ -155,9 +153,7 @@ __device__ __forceinline__ void few_gemm(const TensorMap& x, const TensorMap& w,
     __syncthreads();
     // Here, not before sums are sent: it would wait for all loads, those of operands too.
     if constexpr (TILE::SPLIT > 1) cluster_arrive_relaxed(), cluster_wait();
-    if constexpr (TILE::RELEASE == Release::begun) grid_release();
-    grid_wait();
-    if constexpr (TILE::RELEASE == Release::waited) grid_release();
+    enter<TILE>();
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < TILE::MOST; ++i) {
@@ -185,7 +181,6 @@ __device__ __forceinline__ void few_gemm(const TensorMap& x, const TensorMap& w,
     few_multiply<TILE, T>(acc, share);
     factors.settle(epilogue);
     wgmma_wait<0>();
-    if constexpr (TILE::RELEASE == Release::multiplied) grid_release();
     if constexpr (TILE::SPLIT == 1) __syncthreads();  // w and x are read
     few_send<TILE>(acc, share);
     if constexpr (TILE::SPLIT == 1) __syncthreads();

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frtc.kernels import sm90_gemm, sm90_moments_gemm, smxx_rope_gemm
 from frtc.kernels.dtypes import DTYPES
@@ -18,14 +18,15 @@ from frtc.kernels.product import Argument, Matrix, Product, epilogue_refuses, pa
 from frtc.kernels.sm90_gemm import BEGUN, CLUSTERED, FACTOR_BYTES, FEW_ROWS, ROW, WAITED, chunks_of
 from frtc.kernels.smxx_gemm import DRAM_SHARE
 from frtc.kernels.spec import Config, Kernel, Param, Site, Stage, TensorMap
-from frtc.kernels.targets import Target
+from frtc.kernels.targets import KiB, Target
 
 KIND = {"linear": "sm90_few_gemm", "gated_linear": "sm90_few_gated_gemm"}
 COLUMNS, SIXTEEN = 64, 16  # of a block; whose rows of w the tensor map puts in another order
 ALIGN = 1024
 SPLITS = (1, 2, 4, 8)
-MULTIPLIED = "multiplied"
-NAMES = ("SPLIT", "RELEASE")
+# ALONE: an SM takes one block, not two. A launch that begins early finds some SMs free before others; of small blocks
+# those take two, and the launch is as slow as they are. But blocks of the next launch do not fit beside large ones.
+NAMES = ("SPLIT", "RELEASE", "ALONE")
 
 # Times in us and clocks, about: bench/results/chain_search.json fits them at the sizes that it knows.
 CLOCK = 1.75e9
@@ -43,7 +44,8 @@ class Tile:
     chunks: int
     split: int
     wide: bool
-    release: str = WAITED
+    release: str
+    alone: bool
 
     persistent = False
     warps = 4
@@ -51,17 +53,16 @@ class Tile:
 
     @staticmethod
     def of(config: Config, p: Product) -> Tile:
-        split = config["SPLIT"]
-        wide = split == 1 or p.x.dtype != "e4m3"
-        return Tile(math.ceil(p.m / 8) * 8, chunks_of(p), split, wide, config["RELEASE"])
+        split, release, alone = (config[name] for name in NAMES)
+        return Tile(math.ceil(p.m / 8) * 8, chunks_of(p), split, split == 1 or p.x.dtype != "e4m3", release, alone)
 
     def config(self) -> Config:
-        return dict(zip(NAMES, (self.split, self.release), strict=True))
+        return dict(zip(NAMES, (self.split, self.release, self.alone), strict=True))
 
     @property
     def cuda(self) -> str:
-        wide = str(self.wide).lower()
-        return f"frtc::FewTile<{self.rows}, {self.chunks}, {self.split}, frtc::Release::{self.release}, {wide}>"
+        early, wide = (str(flag).lower() for flag in (self.release == BEGUN, self.wide))
+        return f"frtc::FewTile<{self.rows}, {self.chunks}, {self.split}, {early}, {wide}>"
 
     @property
     def bm(self) -> int:
@@ -97,10 +98,18 @@ class Tile:
         return self.split * math.ceil(self.rows / 8 / self.split) * 4 * pair
 
     @property
-    def smem(self) -> int:
-        """Sums of a block alone take the place of w and x."""
+    def used(self) -> int:
+        """Bytes of shared memory. Sums of a block alone take the place of w and x."""
         both = max(self.copies, self.sums) if self.split == 1 else self.copies + self.sums
         return ALIGN + both + 8 * self.most + 8
+
+    def smem(self, target: Target) -> int:
+        """Bytes that are asked for."""
+        return max(self.used, target.smem_per_sm // 2) if self.alone else self.used
+
+    def on_sm(self, p: Product, target: Target) -> int:
+        """Blocks that an SM may take at a time, of two at most."""
+        return min(target.smem_per_sm // (self.smem(target) + _statics(p) + KiB), 2)
 
     def blocks(self, p: Product) -> int:
         return math.ceil(p.n / COLUMNS) * self.split
@@ -123,15 +132,20 @@ def mainloop_refuses(p: Product, target: Target) -> str:
 
 
 def tiles_of(p: Product, target: Target) -> list[Tile]:
-    """Numbers of blocks that share K, and when they let the next launch begin: bench/chain_search.py chooses best."""
-    room = target.smem_per_block - (0 if p.norm == "none" else FACTOR_BYTES)
+    """Numbers of blocks that share K, when they let the next launch begin, how many an SM takes."""
     found = []
     for split in SPLITS:
-        one = Tile.of({"SPLIT": split, "RELEASE": WAITED}, p)
-        if one.smem > room or split > one.chunks or one.blocks(p) > 2 * CLUSTERED[split]:
+        one = Tile.of({"SPLIT": split, "RELEASE": WAITED, "ALONE": False}, p)
+        blocks, on_sm = one.blocks(p), one.on_sm(p, target)
+        if split > one.chunks or one.used + _statics(p) > target.smem_per_block or blocks > 2 * CLUSTERED[split]:
             continue
-        found += [Tile.of({"SPLIT": split, "RELEASE": r}, p) for r in (WAITED, BEGUN, MULTIPLIED)]
+        alone = (False, True) if on_sm > 1 and blocks <= CLUSTERED[split] else (False,)
+        found += [replace(one, release=r, alone=a) for r in (WAITED, BEGUN) for a in alone]
     return found
+
+
+def _statics(p: Product) -> int:
+    return 0 if p.norm == "none" else FACTOR_BYTES
 
 
 def configs(site: Site, target: Target) -> list[Config]:
@@ -148,14 +162,13 @@ def cost(site: Site, config: Config, target: Target) -> float:
 
 def cost_us(p: Product, tile: Tile, target: Target) -> float:
     """Estimated microseconds: a launch, x from L2 or the product, sums, the epilogue; or the weights from DRAM."""
-    at_once = min(target.smem_per_sm // (tile.smem + ALIGN), 2)
-    waves = math.ceil(tile.blocks(p) / (CLUSTERED[tile.split] * at_once))
+    on_sm = tile.on_sm(p, target)
+    waves = math.ceil(tile.blocks(p) / (CLUSTERED[tile.split] * on_sm))
     product = tile.most * ROW // 32 * (WGMMA_CLOCKS + WGMMA_CLOCKS_PER_ROW * tile.rows)
-    on_sm = math.ceil(tile.blocks(p) / target.sms) if waves == 1 else at_once
     copies = on_sm * tile.most * tile.rows * ROW / L2_BYTES_PER_CLOCK
     one_us = FIRST_BYTE_US + max(product, copies) / CLOCK * 1e6 + tile.passes * PASS_US
     if tile.split > 1:
-        one_us += SUMS_US * (1 if not tile.wide else 2) * math.sqrt(tile.rows / FEW_ROWS)
+        one_us += SUMS_US * (2 if tile.wide else 1) * math.sqrt(tile.rows / FEW_ROWS)
     dram_us = p.nbytes / (DRAM_SHARE * target.dram) * 1e6
     return LAUNCH_US + max(waves * one_us, dram_us)
 
@@ -174,7 +187,7 @@ def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: S
         entry=f"frtc::{kernel}<{p.x.cuda}, {tile.cuda}, {epilogue}, {types_of(arguments)}>",
         grid=(tile.split, math.ceil(p.n / COLUMNS), 1),
         block=128,
-        smem=tile.smem,
+        smem=tile.smem(target),
         params=(
             Param("tensormap", 0), Param("tensormap", 1), Param("i32", p.m), Param("i32", p.n), *params_of(arguments),
         ),

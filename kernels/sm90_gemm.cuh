@@ -30,14 +30,6 @@
 
 namespace frtc {
 
-// Waits for the launches before this one, and lets the next one begin.
-template <typename TILE>
-__device__ __forceinline__ void enter() {
-    if constexpr (TILE::EARLY) grid_release();
-    grid_wait();
-    if constexpr (!TILE::EARLY) grid_release();
-}
-
 template <typename TILE, typename T, Order ORDER>
 __device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap& x, const TensorMap& w,
                                         const TensorMap& plain_w, const int* rows, int M, int N, int k_chunks) {

@@ -219,8 +219,8 @@ def _fitted(tile: Tile, p: Product, target: Target) -> Tile | None:
     """With as many stages as fit and are of use; None where those are too few."""
     if tile.split > 1 and (tile.parts != "rows" or tile.bn % (8 * tile.split)):
         return None  # so few columns for so many blocks: sums would travel for longer than their products take
-    if tile.split > 1 and tile.blocks * tile.wn >= 192:
-        return None  # 96 accumulators leave too few registers for the sums of others: ptxas spills
+    if tile.split > 1 and tile.blocks * tile.wn >= 160:
+        return None  # 80 accumulators leave too few registers for the sums of others: ptxas spills
     room = min(target.smem_per_block, target.smem_per_sm // 2 - KiB if p.m <= FEW_ROWS else target.smem_per_block)
     room -= FINISH_BYTES + tile.smem + (0 if p.norm == "none" else FACTOR_BYTES)
     stages = min(room // (tile.stage_bytes + 16), MOST_STAGES)

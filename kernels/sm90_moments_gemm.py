@@ -84,10 +84,8 @@ def configs(site: Site, target: Target, loop: Mainloop, spills: Callable[[Any], 
 
 
 def _spills(tile: sm90_gemm.Tile) -> bool:
-    """Whether 192 accumulators and moments are too much for 232 registers, or sums of others beside 64 for 255 and
-    beside 80 for 232."""
-    shared = tile.split > 1 and tile.wn >= (128 if tile.warpgroups == 1 else 160)
-    return tile.blocks * tile.wn > 256 or shared
+    """Whether 192 accumulators and moments are too much for 232 registers, or sums of others beside 64 for 255."""
+    return tile.blocks * tile.wn > 256 or (tile.split > 1 and tile.warpgroups == 1 and tile.wn >= 128)
 
 
 def cost(site: Site, config: Config, target: Target, loop: Mainloop) -> float:

@@ -92,6 +92,14 @@ __device__ __forceinline__ bool permuted(int n0, int N) {
     return ORDER == Order::permuted || (ORDER == Order::whole && n0 + TILE::BN <= N);
 }
 
+// Waits for the launches before this one, and lets the next one begin.
+template <typename TILE>
+__device__ __forceinline__ void enter() {
+    if constexpr (TILE::EARLY) grid_release();
+    grid_wait();
+    if constexpr (!TILE::EARLY) grid_release();
+}
+
 // Factors of the rows that this warpgroup stores, where the epilogue has such: their moments are asked for before the product
 // and come while it is made, if they fit in registers; where warpgroups take turns, while the other one multiplies.
 template <typename TILE, typename EPILOGUE, bool FOUND = finds_factors<EPILOGUE>()>
