@@ -222,9 +222,9 @@ def read_image(camera: Camera, image: object) -> Array:
 
 def on_device(image: object) -> bool:
     """Whether an array that is not NumPy's says that it lies in a GPU's memory."""
-    if hasattr(image, "__cuda_array_interface__"):
-        return True
-    return hasattr(image, "__dlpack_device__") and int(image.__dlpack_device__()[0]) in (CUDA, CUDA_MANAGED)
+    if hasattr(image, "__dlpack_device__"):
+        return int(image.__dlpack_device__()[0]) in (CUDA, CUDA_MANAGED)
+    return hasattr(image, "__cuda_array_interface__")
 
 
 def read_device(camera: Camera, image: object, driver: Driver, ordinal: int, stream: Any) -> DeviceArray:

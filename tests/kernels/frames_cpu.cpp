@@ -36,7 +36,11 @@ static void block(const frtc::FrameCamera& camera, int x, int y, void* picture, 
     for (auto& thread : threads) thread.store(picture, range);
 }
 
-extern "C" int frames_record_bytes() { return sizeof(frtc::FrameCamera); }
+extern "C" int frames_sizes(int i) {
+    const int sizes[] = {sizeof(frtc::FrameCamera), sizeof(frtc::Tap), frtc::kElements, frtc::kGroups, frtc::kRows,
+                         frtc::kPil, frtc::kSigned};
+    return sizes[i];
+}
 
 extern "C" void frames_on_cpu(const frtc::FrameCamera* cameras, void* images, unsigned* range, int columns, int rows,
                               int views) {

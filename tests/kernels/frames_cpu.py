@@ -40,7 +40,7 @@ def library(*defines: str) -> Any:
         include = f"-I{HERE.parents[1] / 'kernels'}"
         subprocess.run([compiler, *OPTIONS, *macros, include, HERE / "frames_cpu.cpp", "-o", made], check=True)
         found = ctypes.CDLL(str(made))
-    assert found.frames_record_bytes() == CAMERA.itemsize
+    assert found.frames_sizes(0) == CAMERA.itemsize
     return found
 
 

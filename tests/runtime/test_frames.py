@@ -167,6 +167,37 @@ def test_the_stream_of_a_device_frame_is_waited_for(base: Path) -> None:
         assert recorded[2] == 7 and waited[2] == recorded[1]
 
 
+class Shared:
+    """A frame on the GPU as DLPack has it, of the null driver's memory."""
+
+    def __init__(self, api: FramesApi, array: np.ndarray, fails: bool = False) -> None:
+        memory = bytearray(array.tobytes())
+        self.array, self.fails = np.frombuffer(memory, array.dtype).reshape(array.shape), fails
+        self.streams: list[int] = []
+        api.live[self.array.ctypes.data] = memory
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, stream: int) -> Any:
+        if self.fails:
+            raise BufferError("it needs gradients")
+        self.streams.append(stream)
+        return self.array[3:50, 5:70].__dlpack__()
+
+
+def test_a_frame_through_dlpack(base: Path) -> None:
+    """With its strides; its owner is told which stream reads it."""
+    policy, api = opened(base)
+    with policy:
+        frame = Shared(api, WHOLE)
+        assert np.array_equal(policy.infer({"base": frame}).output, both(base, {"base": WHOLE[3:50, 5:70]})[1])
+        assert frame.streams == [int(policy.executor.stream)]  # type: ignore[attr-defined]
+        with pytest.raises(UsageError, match="the array is not shared: it needs gradients") as caught:
+            policy.infer({"base": Shared(api, WHOLE, fails=True)})
+        assert caught.value.code == "slot.array"
+
+
 def test_places_mix_and_change(tmp_path: Path) -> None:
     """Host, device, other sizes, one after the other on two cameras."""
     path = write(tmp_path / "two.plan", images([Camera("base", "x"), Camera("wrist", "y")]))
