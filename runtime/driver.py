@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class Driver:
         self.handle = self.call("cuDeviceGet", ordinal)
         self.device = self._facts()
         self.context = self.call("cuDevicePrimaryCtxRetain", self.handle)
+        self._inside = _Inside(self)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """The value in the answer of a driver function; its status is checked."""
@@ -68,14 +69,9 @@ class Driver:
             raise self._fault(name, status)
         return values[0] if len(values) == 1 else values
 
-    @contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> AbstractContextManager[None]:
         """The primary context is the thread's current one inside, and whatever it was before afterwards."""
-        self.call("cuCtxPushCurrent", self.context)
-        try:
-            yield
-        finally:
-            self.call("cuCtxPopCurrent")
+        return self._inside
 
     def release(self) -> None:
         self.call("cuDevicePrimaryCtxRelease", self.handle)
@@ -118,10 +114,11 @@ class Driver:
 
     def ordinal_of(self, address: int) -> int | None:
         """The GPU whose memory lies at an address; None: none's."""
-        if self._memory_type(address) != DEVICE_MEMORY:
-            return None
-        name = self.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        return int(self.call("cuPointerGetAttribute", name, address))
+        with self.current():
+            if self._memory_type(address) != DEVICE_MEMORY:
+                return None
+            name = self.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+            return int(self.call("cuPointerGetAttribute", name, address))
 
     def _memory_type(self, address: int) -> int:
         """0 for memory that the driver does not know."""
@@ -236,6 +233,19 @@ class Driver:
             what = "the NVIDIA driver does not load the Plan's kernels"
             return EnvironmentFault("env.driver", what, [("found", name)], "update the driver")
         return DriverFault("gpu.call", f"{call} failed: {name}")
+
+
+class _Inside(AbstractContextManager[None]):
+    """`Driver.current`: one for all, as it keeps nothing; a generator each time costs every inference microseconds."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    def __enter__(self) -> None:
+        self.driver.call("cuCtxPushCurrent", self.driver.context)
+
+    def __exit__(self, *fault: object) -> None:
+        self.driver.call("cuCtxPopCurrent")
 
 
 def host_bytes(address: int, nbytes: int) -> np.ndarray[Any, Any]:

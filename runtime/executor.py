@@ -54,7 +54,8 @@ class Executor(ABC):
         self._host(slot)[...] = values
 
     def take(self, observation: Mapping[str, Any]) -> None:
-        """Raw camera frames by role for the next run, instead of the input `images`; where there are `frames`."""
+        """Raw camera frames by role for the next run, which reads them, instead of the input `images`; where there are
+        `frames`."""
         raise UsageError("input.unknown", "no raw frames are taken here: give the input images")
 
     def get(self, name: str) -> Array:

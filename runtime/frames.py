@@ -1,7 +1,7 @@
 """Camera frames on a GPU: raw frames -> `images`, by the first launch of the inference's graph.
 
-    frames.take({"base": picture, ...})      # checks all, then begins the copies
-    session.run()                            # resizes on the device, with the bits of steps_image.py
+    session.take({"base": picture, ...})     # checks all
+    session.run()                            # copies them and resizes on the device, with the bits of steps_image.py
 
 A frame on the host goes to pinned memory of ours and from there to the device while the host goes on; pinned frames are
 copied from where they are, frames on the device are read there. Filter tables are made on the host by the functions of
@@ -61,9 +61,9 @@ class Frames:
 
     table    u8 on the host, in what a session copies to the device with each inference: CAMERA records
     found    u32 [V] on the host, copied back with the outputs: the serial of the inference where a float left [0, 1]
-    taken    frames were taken and no inference has resized them yet
+    given    frames for the next inference
     shown    the device's `images` are those of frames, not what the host was given
-    copy_us  what the last `take` spent copying frames on the host
+    copy_us  what the last inference spent copying frames on the host
     """
 
     def __init__(self, driver: Driver, step: Images, function: Any, stream: Any, ordinal: int) -> None:
@@ -71,7 +71,8 @@ class Frames:
         self.function, self.launch = function, Launch(0, grid_of(views, step.size), THREADS, 0, PARAMS)
         self.table, self.found = np.zeros(views, CAMERA), np.zeros(views, np.uint32)
         self.lead = Lead(function, self.launch, (0, 0, 0))
-        self.taken = self.shown = False
+        self.given: list[Array | DeviceArray] = []
+        self.shown = False
         self.copy_us, self.serial = 0.0, 0
         self.cameras = [_Camera(driver, step, camera, stream, ordinal) for camera in step.cameras]
 
@@ -86,16 +87,23 @@ class Frames:
         self.lead = Lead(self.function, self.launch, addresses)
 
     def take(self, observation: Mapping[str, Any]) -> None:
-        """Check the frames, then begin to copy them. Nothing has begun where one is refused."""
-        pairs = [(camera, camera.look(observation[camera.camera.role])) for camera in self.cameras]
-        self.taken, self.serial = False, self.serial % 0xFFFF_FFFF + 1
+        """Check the frames and keep them for the next inference; where one is refused it has none."""
+        self.drop()
+        self.given = [camera.look(observation[camera.camera.role]) for camera in self.cameras]
+
+    def drop(self) -> None:
+        self.given = []
+
+    def begin(self) -> None:
+        """Begin to copy what was taken. Last of all on the host: pixels leave nothing else in its caches."""
+        given, self.given = self.given, []
         started = time.perf_counter_ns()
-        for i, (camera, frame) in enumerate(pairs):
-            record = self.table[i]
+        self.serial = self.serial % 0xFFFF_FFFF + 1
+        for camera, frame, record in zip(self.cameras, given, self.table, strict=True):
             camera.put(frame, record)
             record["serial"] = self.serial
+        self.shown = True
         self.copy_us = (time.perf_counter_ns() - started) / 1e3
-        self.taken = self.shown = True
 
     def refusal(self) -> FrtcError | None:
         """What to say where the inference read a float outside of [0, 1]."""

@@ -112,24 +112,30 @@ class Session(Executor):
 
     def set(self, name: str, values: Array) -> None:
         super().set(name, values)
+        self._no_frames(name)
+
+    def _no_frames(self, name: str) -> None:
+        """The slot has other contents from now on."""
         if self.frames and name == IMAGES:
-            self.frames.taken = self.frames.shown = False
+            self.frames.drop()
+            self.frames.shown = False
 
     def take(self, observation: Mapping[str, Any]) -> None:
         if self.frames is None:
             return super().take(observation)
         self._host(self.inputs[IMAGES])  # it must not be bound
-        with self.driver.current():
-            self.frames.take(observation)
+        self.frames.take(observation)
 
     def _run(self, meanwhile: Callable[[], object]) -> None:
         frames = self.frames
         with self.driver.current():
-            if frames is None or not frames.taken:
+            if frames is None or not frames.given:
                 self._round_trip(self._graph(WHOLE), meanwhile)
                 return
-            self._round_trip(self._graph(FROM_FRAMES), meanwhile)
-            frames.taken, self.refused = False, frames.refusal()
+            graph = self._graph(FROM_FRAMES)
+            frames.begin()
+            self._round_trip(graph, meanwhile)
+            self.refused = frames.refusal()
 
     def run_stage(self, name: str, round: int = 0) -> None:
         self._check_stage(name, round)
@@ -186,8 +192,7 @@ class Session(Executor):
             what = f"slot {name} is {slot.dtype}{list(slot.shape)} on GPU {self.ordinal}, the array is {about}"
             raise UsageError("slot.array", what, hint=f"addresses are multiples of {POINTER_ALIGN}")
         self.bound[name] = found
-        if self.frames and name == IMAGES:
-            self.frames.taken = self.frames.shown = False
+        self._no_frames(name)
         self._move_slot(name, found.address)
 
     def unbind(self, name: str) -> None:

@@ -319,7 +319,7 @@ def test_a_steady_camera_builds_nothing(base: Path) -> None:
             policy.infer({"base": picture(48, 64)})
         made = {name: count / 100 for name, count in (api.calls - before).items()}
         assert api.live.keys() == live.keys()
-        assert made.pop("cuCtxPushCurrent") == made.pop("cuCtxPopCurrent") == 2
+        assert made.pop("cuCtxPushCurrent") == made.pop("cuCtxPopCurrent") == 1
         assert made.pop("cuPointerGetAttribute", 0) <= 1
         assert made == {"cuMemcpyHtoDAsync": 2, "cuGraphLaunch": 1, "cuMemcpyDtoHAsync": 1, "cuStreamSynchronize": 1}
         copied = [call[3] for call in api.log if call[0] == "cuMemcpyHtoDAsync"][-1]
@@ -345,7 +345,7 @@ def test_latency_and_memory(base: Path) -> None:
         latency = policy.infer({"base": picture(480, 640)}).latency_us
         assert list(latency) == ["total", "prepare", "run", "finish", "copy", "launch", "wait"]
         parts = sum(latency[name] for name in ("copy", "launch", "wait", "finish"))
-        assert parts == pytest.approx(latency["total"], rel=0.02) and 0 < latency["copy"] < latency["prepare"]
+        assert parts == pytest.approx(latency["total"], rel=0.02) and 0 < latency["copy"] < latency["run"]
         assert policy.executor.memory().slots - before.slots >= 480 * 640 * 3  # type: ignore[attr-defined]
     assert not api.live and not api.pinned
 

@@ -179,6 +179,20 @@ def test_nothing_of_the_last_observation_stays() -> None:
     assert all(np.array_equal(again[name], fresh[name]) for name in fresh)
 
 
+def test_noise_drawn_ahead_is_the_same() -> None:
+    """While the device works; whichever draw comes then, and whatever was done to the buffers."""
+    ahead, plain = PolicySteps(POLICY, TOKENIZER, seed=5), PolicySteps(POLICY, TOKENIZER, seed=5)
+    for draw in (None, None, 0, 0, None, 7, 3, None):
+        found, wanted = (steps.prepare(OBSERVATION, draw=draw) for steps in (ahead, plain))
+        assert found.draw == wanted.draw and np.array_equal(found.inputs["noise"], wanted.inputs["noise"])
+        found.inputs["noise"][...] = np.nan
+        ahead.draw_ahead()
+        assert len(ahead.draws) <= 2 and (ahead.seed, ahead.draw) in ahead.draws
+    ahead.seed = plain.seed = 6
+    found, wanted = (steps.prepare(OBSERVATION) for steps in (ahead, plain))
+    assert np.array_equal(found.inputs["noise"], wanted.inputs["noise"])
+
+
 def test_noise_by_draw_or_given() -> None:
     steps, given = PolicySteps(POLICY, TOKENIZER, seed=4), np.ones((5, 8), np.float32)
     assert [steps.prepare(OBSERVATION).draw for _ in range(2)] == [0, 1]
