@@ -150,8 +150,7 @@ class _Camera:
         return found
 
     def put(self, frame: Array | DeviceArray, record: Any) -> None:
-        on_device = isinstance(frame, DeviceArray)
-        form = (frame.shape, frame.strides, frame.dtype, on_device)
+        form = (frame.shape, frame.strides, frame.dtype, isinstance(frame, DeviceArray))
         if form != self.form:
             self._prepare(frame, record)
             self.form = form
@@ -187,10 +186,8 @@ class _Camera:
         height, width = frame.shape[:2]
         step = self.step
         h, w = fit(height, width, step.size, self.camera.role)
-        tables = (
-            taps(step.resize, width, w, (h, w) != (height, width)),
-            taps(step.resize, height, h, (h, w) != (height, width)),
-        )
+        resized = (h, w) != (height, width)
+        tables = taps(step.resize, width, w, resized), taps(step.resize, height, h, resized)
         self.form = ()
         self.nbytes = 0 if isinstance(frame, DeviceArray) else frame.size * frame.itemsize
         at = [aligned(self.nbytes)]
@@ -231,7 +228,12 @@ class _Camera:
         """As much memory on both sides; what was there is free, or stays where it is enough."""
         if nbytes > self.room:
             self._free()
-            self.pinned, self.device = self.driver.host_alloc(nbytes), self.driver.alloc(nbytes)
+            self.device = self.driver.alloc(nbytes)
+            try:
+                self.pinned = self.driver.host_alloc(nbytes)
+            except BaseException:
+                self.driver.call("cuMemFree", self.device)
+                raise
             self.room = nbytes
         else:
             self.driver.call("cuStreamSynchronize", self.stream)  # copies from it may still be under way

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda.bindings import driver as cu
 
 from frtc import selftest
 from frtc.codegen.plan_writer import PlanWriter
-from frtc.errors import FrtcError, UsageError
+from frtc.errors import EnvironmentFault, FrtcError, UsageError
 from frtc.kernels import smxx_frames
 from frtc.policy import Policy
 from frtc.runtime.driver import Driver
@@ -383,6 +384,23 @@ def test_the_kernel_is_part_of_the_program(tmp_path: Path) -> None:
     with pytest.raises(FrtcError, match=r"frames\.1: holds 2 kernels, not one") as caught:
         open_plan(tmp_path / "c.plan")
     assert caught.value.code == "plan.invalid"
+
+
+@pytest.mark.parametrize("name", ["cuMemAlloc", "cuMemHostAlloc"])
+def test_no_room_for_a_larger_frame(name: str, base: Path) -> None:
+    """An error of the environment; nothing leaks, and the frames of before still work."""
+    policy, api = opened(base)
+    with policy:
+        wanted = policy.infer({"base": WHOLE}).output
+        api.fail[name] = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        for _ in range(2):
+            with pytest.raises(EnvironmentFault, match="too little free memory"):
+                policy.infer({"base": picture(480, 640)})
+        policy.executor.run()
+        assert np.array_equal(policy.executor.get("seen"), wanted)
+        del api.fail[name]
+        assert np.array_equal(policy.infer({"base": WHOLE}).output, wanted)
+    assert not api.live and not api.pinned
 
 
 def test_rules_have_one_number_each() -> None:
