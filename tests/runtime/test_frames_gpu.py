@@ -36,7 +36,7 @@ KNOWN = [
     (1920, 1080),
     (1, 1),
     (2, 3),
-    (240, 1),
+    (200, 1),
     (224, 223),
     (37, 224),
     (448, 448),
@@ -195,10 +195,10 @@ def test_a_steady_camera_builds_and_allocates_nothing(path: Path) -> None:
         kinds = [seen | {role: place(seen[role]) for role in policy.cameras} for place in PLACES]
         for kind in kinds:
             policy.infer(kind)
-            before, free = api.calls.copy(), torch.cuda.mem_get_info()
+            before, room = api.calls.copy(), policy.executor.memory().slots  # type: ignore[attr-defined]
             for _ in range(300):
                 policy.infer(kind)
             made = api.calls - before
             assert made["cuGraphLaunch"] == 300
             assert not [name for name in made if any(word in name for word in BUILDS)]
-            assert torch.cuda.mem_get_info() == free
+            assert policy.executor.memory().slots == room  # type: ignore[attr-defined]
