@@ -29,6 +29,7 @@ TARGETS = load_targets()
 HOPPER = TARGETS["hopper"]
 (KERNEL,) = KERNELS
 SHARED, REGISTERS, WARPGROUP = 0x9F0, 0xDF0, 0x9C5  # operations of sm_90: wgmma by where A is; its fences and waits
+MOST_REGISTERS = 232  # of a thread, so that 24 KiB of them are left for the blocks of the next launch
 CACHED = cached_site((8, 1), 50, 610, 256, resume=560)
 
 
@@ -130,12 +131,13 @@ def assert_sound(cases: list[Case]) -> None:
     jobs = {job: case for case in cases for job in case.jobs()}
     for (job, case), cubin in zip(jobs.items(), compile_all(list(jobs)), strict=True):
         shape, done = Shape.of(case.site), operations_of(cubin.image, cubin.symbol)
-        parts = 2 if case.config["ROWS"] == 64 else 1
-        values = tiles_of(case.site) * parts * (2 if shape.dv > 128 else 1)
+        rows = case.config["ROWS"]
+        parts = (2 if rows == 64 else 1) * (2 if shape.dv > 128 else 1)  # of the second product
+        values, groups = tiles_of(case.site) * parts, 1 if rows == 8 else parts
         assert (cubin.resources.local, cubin.resources.smem) == (0, 0), job.entry
-        assert cubin.resources.registers <= 224 and waits(cubin.image, cubin.symbol), job.entry
+        assert cubin.resources.registers <= MOST_REGISTERS and waits(cubin.image, cubin.symbol), job.entry
         assert (done.count(SHARED), done.count(REGISTERS)) == (0, shape.d // 16 + values), job.entry
-        assert done.count(WARPGROUP) == 2 + 1 + parts, job.entry  # a fence for each product, waits
+        assert done.count(WARPGROUP) == 2 + 1 + groups, job.entry  # a fence for each product, waits
 
 
 def test_real_kernels_spill_nothing_and_serialise_nothing() -> None:
