@@ -20,7 +20,7 @@ inline constexpr int kOwn = kRows / kGroups, kEach = kChunk / kGroups;
 inline constexpr int kPil = 0, kSigned = 2;
 inline constexpr int kBits = 22;
 
-struct Tap {
+struct alignas(8) Tap {
     int index;
     int weight;  // in 2**-22, or the bits of a float
 };
