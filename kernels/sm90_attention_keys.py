@@ -98,6 +98,8 @@ def _exclude(rows: int, shape: Shape, target: Target) -> str:
         return f"8 rows of {shape.dv} columns leave packets of 8 bytes"
     if rows > 8 and rows >= 2 * queries and (rows > 16 or shape.dv > 128):
         return f"{rows - queries} of {rows} rows would be empty"
+    if rows < TILES[0] and _turns(shape, rows) > 2:
+        return f"SMs take the blocks in {_turns(shape, rows)} turns"
     return ""
 
 
@@ -128,9 +130,13 @@ def cost(site: Site, config: Config, target: Target) -> float:
     values = max(softmax, came) + PRODUCT + tiles * step * (2 if shape.dv > 128 else 1)
     sent = values + 2 * rows * shape.dv * (SPLIT - 1) / SPLIT / EXCHANGE
     block = sent + RECEIVE + STORE * _ceil_div(rows, 4 * WARPS)
+    return LAUNCH_US + SLOWER * _turns(shape, rows) * block / CLOCK_MHZ
+
+
+def _turns(shape: Shape, rows: int) -> int:
+    """How often all SMs that clusters can have get a block."""
     clusters = _ceil_div(shape.sq * pack(shape, rows), rows) * _groups(shape, rows) * shape.batch
-    waves = _ceil_div(clusters * SPLIT, CLUSTERED[SPLIT])
-    return LAUNCH_US + SLOWER * waves * block / CLOCK_MHZ
+    return _ceil_div(clusters * SPLIT, CLUSTERED[SPLIT])
 
 
 def _groups(shape: Shape, rows: int) -> int:

@@ -65,8 +65,15 @@ STEP, SHORT = ALL["step 2 views, prompt 48 of 48, chunk 50"], ALL["step 2 views,
 LONG = ALL["step 3 views, prompt 48 of 48, chunk 50"]
 
 
+# Instead of 4e-3 of results in bf16: sums of eight blocks are in bf16, too, and two loud channels of 256 decide the
+# error. In 40 draws it was 2.9e-3 on average and 4.3e-3 at the most for 10 queries, 5.4e-3 for one (3.8e-3 with sums
+# in fp32).
+BAR = 6e-3
+
+
 def cases_of(about: AttentionSite) -> list[Case]:
-    return [Case(about.site, KERNEL, config, **about.judged) for config in configs(about.site, HOPPER)]
+    judged = {"bar": BAR, **about.judged}
+    return [Case(about.site, KERNEL, config, **judged) for config in configs(about.site, HOPPER)]
 
 
 def best(about: AttentionSite) -> Case:
@@ -197,7 +204,7 @@ def test_keys_that_were_there_before(gpu: Gpu, name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", swept(SWEEP, SWEEP[::2]), ids=str)
+@pytest.mark.parametrize("case", SWEEP, ids=str)
 def test_every_config(gpu: Gpu, case: Case) -> None:
     check(gpu, case)
 
