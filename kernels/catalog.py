@@ -23,7 +23,6 @@ MODULES = [
     "sm90_few_gemm",
     "sm90_attention",
     "sm90_attention_split",
-    "sm90_attention_keys",
     "smxx_gemm",
     "smxx_rope_gemm",
     "smxx_finish_gemm",

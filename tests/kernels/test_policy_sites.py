@@ -50,7 +50,8 @@ def test_own_kernels_are_run() -> None:
     """Every product of FP8, and the attentions, on kernels of the target's own family: what a Plan has."""
     if "wgmma" in TARGET.has:
         kernels = {case.kernel.name for case in NATIVE_CASES}
-        own = ("gemm", "gated_gemm", "rope_gemm", "norm_gemm", "attention", "attention_split")
+        own = ["gemm", "gated_gemm", "rope_gemm", "norm_gemm", "attention", "attention_split"]
+        own += ["few_gated_gemm", "few_rope_gemm", "few_moments_gemm"]
         assert kernels >= {f"sm90_{name}" for name in own}
 
 
