@@ -6,7 +6,7 @@ from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.sm90_attention import LAUNCH_US, PANEL, SLOWER, WIDTHS, maps_of, pack, params_of, refuse_kind
 from frtc.kernels.smxx_attention import MAX_GRID_Z, Shape, operands_of
 from frtc.kernels.spec import Config, Kernel, Param, Site, Stage
-from frtc.kernels.targets import Target
+from frtc.kernels.targets import KiB, Target
 
 SOURCE = "sm90_attention_split.cuh"
 THREADS = 128
@@ -48,7 +48,7 @@ def keys_of(shape: Shape, split: int) -> int:
 
 
 def smem_bytes(shape: Shape, rows: int, split: int) -> int:
-    """q, k, v, what is received, barriers: see SplitTile."""
+    """Used by q, k, v, what is received, barriers: see SplitTile."""
     tiles = 2 * (rows * shape.d + keys_of(shape, split) * (shape.d + shape.dv))
     return tiles + rows * (2 * shape.dv + 8) + 8 * (shape.d // PANEL + 3)
 
@@ -56,12 +56,16 @@ def smem_bytes(shape: Shape, rows: int, split: int) -> int:
 def candidates(site: Site, target: Target) -> list[tuple[Config, str]]:
     """All tiles, each with the reason why it is left out, or ""."""
     shape = Shape.of(site)
-    return [
-        ({"ROWS": rows, "SPLIT": split}, _exclude(rows, split, shape, target)) for rows in TILES for split in SPLITS
-    ]
+    found = []
+    for rows in TILES:
+        for split in SPLITS:
+            for alone in (False, True):
+                config = {"ROWS": rows, "SPLIT": split, "ALONE": alone}
+                found.append((config, _exclude(rows, split, alone, shape, target)))
+    return found
 
 
-def _exclude(rows: int, split: int, shape: Shape, target: Target) -> str:
+def _exclude(rows: int, split: int, alone: bool, shape: Shape, target: Target) -> str:
     keys, smem = keys_of(shape, split), smem_bytes(shape, rows, split)
     if not keys:
         return f"{_ceil_div(shape.sk, split)} keys of a block: a product has up to {WIDTHS[-1]}"
@@ -75,6 +79,8 @@ def _exclude(rows: int, split: int, shape: Shape, target: Target) -> str:
         return f"{rows - shape.sq * pack(shape, rows)} of {rows} rows would be empty"
     if split > 2 and keys_of(shape, split // 2) == keys:
         return f"half as many blocks hold all {shape.sk} keys"
+    if alone and (_per_sm(smem, target) == 1 or _blocks(shape, rows, split) > CLUSTERED[split]):
+        return "an SM takes one block anyway, or there are more than SMs"
     return ""
 
 
@@ -97,7 +103,7 @@ def cost(site: Site, config: Config, target: Target) -> float:
     rows: int = config["ROWS"]
     split: int = config["SPLIT"]
     keys = keys_of(shape, split)
-    waves, shared = _waves(shape, rows, split, target)
+    waves, shared = _waves(shape, config, target)
     asked = FIRST + shared * 2 * (rows + keys) * shape.d / FILL
     scores = asked + shared * 4 * max(keys / 2, 32 * (64 + keys) / FEED)  # of the last panel of four steps
     softmax = scores + keys / 2 * (POWERS + SCORE)
@@ -109,11 +115,25 @@ def cost(site: Site, config: Config, target: Target) -> float:
     return LAUNCH_US + SLOWER * waves * block / CLOCK_MHZ
 
 
-def _waves(shape: Shape, rows: int, split: int, target: Target) -> tuple[int, int]:
-    """How often all SMs get blocks, and how many an SM has at a time."""
-    blocks = split * _ceil_div(shape.sq * pack(shape, rows), rows) * _groups(shape, rows) * shape.batch
-    per_sm = max(1, min(MOST_BLOCKS, target.smem_per_sm // (smem_bytes(shape, rows, split) + 1024)))
-    return _ceil_div(blocks, per_sm * CLUSTERED[split]), min(per_sm, _ceil_div(blocks, CLUSTERED[split]))
+def _waves(shape: Shape, config: Config, target: Target) -> tuple[int, int]:
+    """How often all SMs get blocks, and how many an SM has at a time: of a launch that begins early, as many as fit."""
+    split: int = config["SPLIT"]
+    per_sm = _per_sm(_smem(shape, config, target), target)
+    return _ceil_div(_blocks(shape, config["ROWS"], split), per_sm * CLUSTERED[split]), per_sm
+
+
+def _per_sm(smem: int, target: Target) -> int:
+    return max(1, min(MOST_BLOCKS, target.smem_per_sm // (smem + KiB)))
+
+
+def _smem(shape: Shape, config: Config, target: Target) -> int:
+    """Bytes that a block asks for. ALONE: so many that an SM takes one block (sm90_few_gemm says why)."""
+    used = smem_bytes(shape, config["ROWS"], config["SPLIT"])
+    return max(used, target.smem_per_sm // 2) if config["ALONE"] else used
+
+
+def _blocks(shape: Shape, rows: int, split: int) -> int:
+    return split * _ceil_div(shape.sq * pack(shape, rows), rows) * _groups(shape, rows) * shape.batch
 
 
 def _groups(shape: Shape, rows: int) -> int:
@@ -133,7 +153,7 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
         entry=f"frtc::sm90_attention_split<{DTYPES[site.results[0].dtype].cuda}, {sizes}>",
         grid=(split * _ceil_div(shape.sq, rows // packed), _groups(shape, rows), shape.batch),
         block=THREADS,
-        smem=smem_bytes(shape, rows, split),
+        smem=_smem(shape, config, target),
         params=(*params, Param("i32", 0)),
         tensormaps=maps_of(site, rows, keys),
         waits=True,

@@ -73,6 +73,7 @@ WAITED, BEGUN = "waited", "begun"
 MOST_STAGES, FEWEST_STAGES = 10, 3
 # Products of so few rows wait for weights. Their launches take half of an SM's shared memory, so that the next one's
 # can be on their way while this one works: of the best chain that a prototype found, each two neighbours fit together.
+# Or they take more, with more stages, and no SM has two of them.
 FEW_ROWS = 64
 # Blocks of clusters of this size that an H200 holds at once, one on an SM: its GPCs have 16 or 18 SMs.
 CLUSTERED = {1: 132, 2: 132, 4: 120, 8: 112}
@@ -209,19 +210,29 @@ def tiles_of(p: Product, target: Target) -> list[Tile]:
     found = []
     for blocks, wn, parts, warpgroups in SHAPES:
         for split in SPLITS:
-            tile = _fitted(Tile(blocks, wn, parts, warpgroups, 0, split, _paired(p, wn, split)), p, target)
-            if tile is not None and not _wasteful(tile, p, target):
-                found += [replace(tile, release=r) for r in ((WAITED, BEGUN) if p.m <= FEW_ROWS else (WAITED,))]
+            tile = Tile(blocks, wn, parts, warpgroups, 0, split, _paired(p, wn, split))
+            fitted = [_fitted(tile, p, target), *([_fitted(tile, p, target, alone=True)] if p.m <= FEW_ROWS else [])]
+            useful = [one for one in dict.fromkeys(fitted) if one is not None and not _wasteful(one, p, target)]
+            for one in useful:
+                found += [replace(one, release=r) for r in ((WAITED, BEGUN) if p.m <= FEW_ROWS else (WAITED,))]
     return found
 
 
-def _fitted(tile: Tile, p: Product, target: Target) -> Tile | None:
-    """With as many stages as fit and are of use; None where those are too few."""
+def _fitted(tile: Tile, p: Product, target: Target, alone: bool = False) -> Tile | None:
+    """With as many stages as fit and are of use; None where those are too few.
+
+    alone: of few rows, as many as an SM holds for one block, where none then has two (sm90_few_gemm says why)
+    """
     if tile.split > 1 and (tile.parts != "rows" or tile.bn % (8 * tile.split)):
         return None  # so few columns for so many blocks: sums would travel for longer than their products take
     if tile.split > 1 and tile.blocks * tile.wn >= 160:
         return None  # 80 accumulators leave too few registers for the sums of others: ptxas spills
-    room = min(target.smem_per_block, target.smem_per_sm // 2 - KiB if p.m <= FEW_ROWS else target.smem_per_block)
+    if alone and (tile.paired or math.prod(tile.tiles(p)) * tile.split > CLUSTERED[tile.split]):
+        return (
+            None  # an SM has to hold two: blocks that may wait for each other count on it, or there are more than SMs
+        )
+    half = p.m <= FEW_ROWS and not alone
+    room = min(target.smem_per_block, target.smem_per_sm // 2 - KiB if half else target.smem_per_block)
     room -= FINISH_BYTES + tile.smem + (0 if p.norm == "none" else FACTOR_BYTES)
     stages = min(room // (tile.stage_bytes + 16), MOST_STAGES)
     wanted = math.ceil(chunks_of(p) / tile.split) * (2 if tile.persistent else 1)

@@ -100,17 +100,18 @@ def test_configs_fit_and_hold_all_keys() -> None:
             (stage,) = stages(about.site, config, HOPPER)
             rows, split = config["ROWS"], config["SPLIT"]
             assert stage.smem <= HOPPER.smem_per_block and stage.waits
+            assert not config["ALONE"] or 2 * (stage.smem + 1024) > HOPPER.smem_per_sm
             assert keys_of(shape, split) * split >= shape.sk and stage.grid[0] % split == 0
             assert rows // split * shape.dv // 8 % 32 == 0 and cost(about.site, config, HOPPER) > 0
 
 
 def test_rows_and_keys_of_a_step() -> None:
-    (stage,) = stages(STEP.site, {"ROWS": 32, "SPLIT": 8}, HOPPER)
+    (stage,) = stages(STEP.site, {"ROWS": 32, "SPLIT": 8, "ALONE": False}, HOPPER)
     assert stage.grid == (104, 1, 1) and stage.entry.endswith("<__nv_bfloat16, 256, 256, 80, 32, 8, 8>")
     q, k, v = stage.tensormaps
     assert q.box == (64, 8, 4, 1) and k.box == v.box == (64, 1, 80, 1)
     assert stage.smem == 2 * 32 * 256 + 2 * 80 * 512 + 32 * 520 + 56
-    (stage,) = stages(ALL["15 heads of 64"].site, {"ROWS": 32, "SPLIT": 4}, HOPPER)
+    (stage,) = stages(ALL["15 heads of 64"].site, {"ROWS": 32, "SPLIT": 4, "ALONE": False}, HOPPER)
     assert stage.grid == (8, 15, 1) and stage.tensormaps[0].box == (64, 1, 32, 1)
 
 

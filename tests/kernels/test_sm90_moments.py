@@ -145,7 +145,8 @@ def test_configs_fit_beside_the_factors() -> None:
             factors = sm90_gemm.FACTOR_BYTES * (product(site).norm != "none")
             assert stage.smem + factors <= HOPPER.smem_per_block
             if product(site).m <= sm90_gemm.FEW_ROWS:
-                assert 2 * (stage.smem + factors + 1024) <= HOPPER.smem_per_sm
+                two_fit = 2 * (stage.smem + factors + 1024) <= HOPPER.smem_per_sm
+                assert two_fit or math.prod(stage.grid) <= sm90_gemm.CLUSTERED[config["SPLIT"]]
 
 
 def stages(sites: list[Site], count: int = 99) -> list[Stage]:
