@@ -3,11 +3,10 @@
     PYTHONPATH=. python3 -m bench.chain_search [--policy pi0] [--only "c50 fp8"] [--programs denoise] [--seconds 300]
         [--sites "e4m3[4304,1152]" ...]
 
-A launch shares the device with its neighbours: their weights are on their way while it works, and their blocks wait for
-room beside its own. No chain of one site shows that. So each site of a program, those with the most time first, takes
-each of the candidates that the cost model finds near its best; the program is compiled with it, as a whole, and timed;
-what is quickest stays. Sites that the target's table knows, and those of a small share, are left as they are, unless
-`--sites` names them. Programs have random weights, as in bench/gpu_scale.py.
+The search is that of `frtc compile --tune` (frtc/tuning/whole.py), of policies at full size without a checkpoint, case
+after case: what one case has found, the next ones know. Candidates are those that the cost model finds near its best;
+none is measured by itself before. Sites that the target's table knows, and those of a small share, are left as they
+are, unless `--sites` names them.
 
 Written after each site: chain_search.json, every time that was measured, and hopper.json, tactics for `frtc compile
 --tactics` and for frtc/kernels/tactics, with those that the target's table has already. Microseconds of a tactic are
@@ -18,139 +17,56 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from bench import report
 from bench.full_model import ARCH, STATIC, Shape, observation
-from bench.gpu_scale import Case as ScaleCase
-from bench.gpu_scale import Compiled, exact_weights, fill_weights, named, plan_in_memory, traced
+from bench.gpu_scale import Case, named, traced
 from bench.sites import precision_of
 from frtc.codegen.build import build
 from frtc.codegen.fusible import implements
-from frtc.compiler import families_for, target_named
+from frtc.compiler import families_for, silent, target_named
 from frtc.errors import UsageError
-from frtc.estimate import rounds_of_module
-from frtc.kernels.catalog import CATALOG, Catalog, Choice
-from frtc.kernels.spec import Site
-from frtc.kernels.tactic import Tactic, Tactics, key_of, table_of
-from frtc.kernels.targets import Target
-from frtc.lowering.ir import Module
+from frtc.kernels.catalog import CATALOG
+from frtc.kernels.tactic import Tactic, Tactics, table_of
+from frtc.lowering.ir import fresh_nodes
+from frtc.lowering.text import show_module
 from frtc.models import load_models
 from frtc.passes.pipeline import Options, run_passes
 from frtc.passes.standard import pipeline
-from frtc.runtime.emulator import Emulator
-from frtc.runtime.session import Session
+from frtc.tuning.builder import Job
+from frtc.tuning.builders import Builders
+from frtc.tuning.child import EMULATED
+from frtc.tuning.questions import MOST, Place, places_of
+from frtc.tuning.whole import SHARE, Decided, NoBase, Whole
+from frtc.tuning.worker import COMMAND, Worker
 
 OPS = ("linear", "gated_linear", "linear_rope_qkv", "linear_moments", "linear_norm", "attention")
-NEAR, MOST = 1.6, 7  # candidates: of an estimate up to so many times the least, the best so many of them
-SHARE = 0.03  # sites of a smaller share of the program's launches are left to the cost model
-GAIN = 0.998  # what is kept must be quicker than this share of the time before
-SAMPLES, WARM_UP = 40, 5
-PROCESSES = 4  # that compile for a case
+VALID = 48  # tokens of a prompt
+
+Prepared = tuple[Job, list[Place]]
 
 
-SiteOf = tuple[str, int, tuple[Tactic, ...]]  # key, launches, candidates
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A case, compiled with some tactics.
-
-    sites      program -> (key, launches, candidates as tactics with estimates, the chosen one first)
-    rounds     program -> how often it runs in an inference
-    estimates  program -> microseconds of all its calls in all rounds
-    """
-
-    compiled: Compiled
-    sites: Mapping[str, tuple[SiteOf, ...]]
-    rounds: Mapping[str, int]
-    estimates: Mapping[str, float]
-
-
-class Remembering(Catalog):
-    """Chooses once for each site; `chosen` decides before all else."""
-
-    def __init__(self, chosen: Sequence[Tactic]) -> None:
-        super().__init__(CATALOG.kernels, (Tactics.of(ARCH, "search", "", chosen),))
-
-    def select(self, site: Site, target: Target, families: Sequence[str] = ("baseline",)) -> Choice:
-        key, known = key_of(site), _known(families)
-        tactic = self.tactics[0].by_site.get(key)
-        at = (key, str(tactic))
-        if at not in known:
-            known[at] = super().select(site, target, families)
-        return known[at]
-
-
-@cache
-def _known(families: tuple[str, ...]) -> dict[tuple[str, str], Choice]:
-    return {}
-
-
-@cache
-def _module(case: ScaleCase) -> tuple[Module, int]:
-    """After all passes; kept in the process."""
+@fresh_nodes()
+def prepared(case: Case) -> Prepared:
+    """Traced, all passes run; its sites, with candidates by the cost model."""
     torch.set_num_threads(1)
     target = target_named(ARCH)
-    module, vocab = traced(case)
-    passes = pipeline(implements(target, families_for(target, None)), precision_of(case.shape))
-    return run_passes(module, passes, Options(check=0))[0], vocab
-
-
-def made(case: ScaleCase, chosen: tuple[Tactic, ...]) -> Made:
-    """Compiled with these tactics, by the process that keeps the module."""
-    target = target_named(ARCH)
     families = families_for(target, None)
-    module, vocab = _module(case)
-    catalog = Remembering(chosen)
-    built = build(module, target, families, catalog)
-    sites = {}
-    for name, calls in built.emitted.items():
-        found = Counter(key_of(c.site) for c in calls if c.site.op in OPS)
-        by_key = {key_of(c.site): c for c in calls}
-        sites[name] = tuple((key, n, _candidates(by_key[key], catalog, target, families)) for key, n in found.items())
-    known = rounds_of_module(module.schedule)
-    rounds = {name: known.get(name, 1) for name in built.emitted}
-    estimates = {name: rounds[name] * sum(c.choice.cost_us for c in calls) for name, calls in built.emitted.items()}
-    compiled = Compiled(built.program, dict(built.cubins), tuple(exact_weights(built)), {}, vocab, (0.0, 0.0))
-    return Made(compiled, sites, rounds, estimates)
-
-
-def _candidates(call: Any, catalog: Catalog, target: Target, families: tuple[str, ...]) -> tuple[Tactic, ...]:
-    key, best = key_of(call.site), call.choice
-    found = sorted(catalog.candidates(call.site, target, families), key=lambda c: c.cost_us)
-    near = [c for c in found if c.cost_us <= NEAR * found[0].cost_us][:MOST]
-    own = [c for c in found if (c.kernel.name, c.config) == (best.kernel.name, best.config)]
-    return tuple(Tactic(key, c.kernel.name, c.config, c.cost_us) for c in [*own, *(c for c in near if c not in own)])
-
-
-# ---- times ----------------------------------------------------------------------------------------------------------
-
-
-def times_of(case: ScaleCase, one: Made, device: str) -> dict[str, float]:
-    """p50 in microseconds of each program and of the whole replay."""
-    made, stream = one.compiled, torch.cuda.Stream() if device == "cuda" else None
-    plan = plan_in_memory(made, device == "cpu")
-    with closing(Session(plan, stream=stream) if stream else Emulator(plan)) as executor:
-        if isinstance(executor, Session):
-            fill_weights(executor, made.exact)
-        for name, value in observation(made.program.inputs, min(48, case.shape.prompt), made.vocab).items():
-            executor.set(name, value)
-        executor.run()
-        samples, warm_up = (SAMPLES, WARM_UP) if device == "cuda" else (1, 0)
-        parts = executor.time(samples, warm_up=warm_up).parts
-    return {name: spread.percentiles["p50"] for name, spread in parts.items()}
+    module, vocab = traced(case)
+    passes = pipeline(implements(target, families), precision_of(case.shape))
+    module = run_passes(module, passes, Options(check=0))[0]
+    built = build(module, target, families)
+    places = [p for p in places_of(built, target, families, CATALOG, {}, MOST) if p.key.partition("(")[0] in OPS]
+    inputs = observation(built.program.inputs, min(VALID, case.shape.prompt), vocab)
+    return Job(show_module(module), target, families, Tactics(ARCH, ""), inputs), places
 
 
 @dataclass(slots=True)
@@ -163,9 +79,8 @@ class Search:
     chosen     what was found, and what was known before
     """
 
-    case: ScaleCase
+    case: Case
     device: str
-    pool: ProcessPoolExecutor
     until: float
     again: bool
     texts: tuple[str, ...] = ()
@@ -174,74 +89,90 @@ class Search:
     chosen: dict[str, Tactic] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def start(self, tactics: Mapping[str, Tactic]) -> Future[Made]:
-        return self.pool.submit(made, self.case, tuple(tactics.values()))
-
-    def run(self, programs: Sequence[str]) -> Iterator[None]:
+    def run(self, ready: Prepared, programs: Sequence[str]) -> Iterator[None]:
         """One pass over all sites of the programs."""
-        base = self.start(self.chosen).result()
-        if unknown := ", ".join(program for program in programs if program not in base.sites):
-            raise UsageError("option.programs", f"there is no program {unknown}", [("known", ", ".join(base.sites))])
-        self.keys |= {key for program in programs for key, *_ in base.sites[program]}
-        before = times_of(self.case, base, self.device)
-        print(f"{self.case.label}: " + "  ".join(f"{n} {t:.1f}" for n, t in before.items() if t > 20), flush=True)
-        self.rows.append({"site": "", "tactic": "", "times_us": before})
-        for program in programs:
-            best = before[program]
-            for key, launches, candidates in self.wanted(base.sites[program]):
-                if time.perf_counter() > self.until:
-                    print(f"  {program} no time for {key[:110]}", flush=True)
-                    continue
-                self.searched.add(key)
-                best = self._site(program, key, launches * base.rounds[program], candidates, best)
-                share = self.chosen[key].us / base.estimates[program]
-                self.chosen[key] = replace(self.chosen[key], us=best * share)
-                yield
-
-    def wanted(self, sites: Sequence[SiteOf]) -> list[SiteOf]:
-        """Those with the most time first; none twice, whatever programs and cases it is in."""
-        total, table = sum(n for _, n, _ in sites), {} if self.again else table_of(ARCH).by_site
-        if self.texts:
-            found = [site for site in sites if any(text in site[0] for text in self.texts)]
-        else:
-            found = [site for site in sites if site[1] >= SHARE * total and site[0] not in table]
-        return sorted((s for s in found if s[0] not in self.searched), key=lambda s: -s[1] * s[2][0].us)
-
-    def _site(self, program: str, key: str, launches: int, candidates: Sequence[Tactic], best: float) -> float:
-        own, *others = candidates
-        futures = [(one, self.start(self.chosen | {key: one})) for one in others]
-        found = {str(own): best}
-        self.chosen[key] = own
-        for one, future in futures:
+        job, places = ready
+        known = {program for place in places for program in place.calls}
+        if unknown := ", ".join(program for program in programs if program not in known):
+            raise UsageError("option.programs", f"there is no program {unknown}", [("known", ", ".join(sorted(known)))])
+        here = [place for place in places if place.calls.keys() & set(programs)]
+        self.keys |= {place.key for place in here}
+        wanted = self.wanted(here)
+        command = COMMAND if self.device == "cuda" else (*COMMAND, EMULATED)
+        with Builders(job) as builders, Worker(command) as worker:
+            whole = Whole(builders, worker, self.until)
             try:
-                times = times_of(self.case, future.result(), self.device)
-            except Exception as fault:  # a candidate that does not compile or run is no candidate
-                print(f"  {one}: {type(fault).__name__}: {str(fault)[:200]}", flush=True)
-                continue
-            found[str(one)] = times[program]
-            self.rows.append({"program": program, "site": key, "tactic": str(one), "times_us": times})
-            if times[program] < best * GAIN:
-                best, self.chosen[key] = times[program], one
-        per_launch = {name: (t - found[str(own)]) / launches for name, t in found.items()}
-        print(f"  {program} {key[:110]}", flush=True)
-        for name, t in sorted(found.items(), key=lambda item: item[1])[:4]:
-            mark = "*" if name == str(self.chosen[key]) else " "
-            print(f"    {mark} {t:9.1f} ({per_launch[name]:+.2f} a launch) {name}", flush=True)
-        return best
+                whole.begin([self.chosen], [place.key for place in wanted])
+            except NoBase as fault:
+                print(f"{self.case.label}: {fault}", flush=True)
+                return
+            print(
+                f"{self.case.label}: " + "  ".join(f"{n} {t:.1f}" for n, t in whole.before.items() if t > 20),
+                flush=True,
+            )
+            self.rows.append({"site": "", "tactic": "", "times_us": whole.before})
+            for decided in whole.run(wanted, programs, silent):
+                self.searched.add(decided.place.key)
+                self._keep(decided)
+                self.chosen = {tactic.site: tactic for tactic in whole.tactics()}
+                yield
+            for program, key in whole.left:
+                print(f"  {program} no time for {key[:110]}", flush=True)
+
+    def wanted(self, places: Sequence[Place]) -> list[Place]:
+        """None twice, whatever programs and cases it is in."""
+        table = {} if self.again else table_of(ARCH).by_site
+        if self.texts:
+            found = [place for place in places if any(text in place.key for text in self.texts)]
+        else:
+            found = [place for place in places if place.most >= SHARE and place.key not in table]
+        return [place for place in found if place.key not in self.searched]
+
+    def _keep(self, decided: Decided) -> None:
+        """Every time as a row, and the best of them on the terminal."""
+        about = {"program": decided.program, "site": decided.place.key}
+        others = {name: times for name, times in decided.times.items() if name != decided.before}
+        self.rows += [about | {"tactic": name, "times_us": times} for name, times in others.items()]
+        self.rows += [about | {"tactic": name, "failed": why} for name, why in decided.failed.items()]
+        launches, before = sum(decided.place.calls.values()), decided.us(decided.before)
+        print(f"  {decided.program} {decided.place.key[:110]}", flush=True)
+        for name in sorted(decided.times, key=decided.us)[:4]:
+            mark, us = "*" if name == decided.chosen else " ", decided.us(name)
+            print(f"    {mark} {us:9.1f} ({(us - before) / launches:+.2f} a launch) {name}", flush=True)
+        for name, why in decided.failed.items():
+            print(f"      {name}: {why}", flush=True)
 
 
-def cases(policy: str, device: str) -> list[ScaleCase]:
+def cases(policy: str, device: str) -> list[Case]:
     base = Shape(policy, precision=STATIC) if device == "cuda" else Shape(policy, 1, 12, 10, "tiny", precision=STATIC)
     short = Shape(policy, horizon=10, precision=STATIC)
-    return [ScaleCase(base), *([ScaleCase(short), ScaleCase(Shape(policy))] if device == "cuda" else [])]
+    return [Case(base), *([Case(short), Case(Shape(policy))] if device == "cuda" else [])]
 
 
 def main() -> int:
+    arguments, wanted = parsed()
+    started, device, searched = time.monotonic(), arguments.device, set[str]()
+    texts = tuple(arguments.sites)
+    searches = [Search(case, device, started + arguments.seconds, arguments.again, texts, searched) for case in wanted]
+    chosen = {} if arguments.again else dict(table_of(ARCH).by_site)
+    with ProcessPoolExecutor(len(wanted), mp_context=multiprocessing.get_context("spawn")) as pool:
+        ready = [pool.submit(prepared, case) for case in wanted]
+        try:
+            search_all(searches, ready, chosen, arguments.programs.split(","), started)
+        except UsageError as fault:
+            print(fault, file=sys.stderr)
+            return fault.exit_code
+    print(f"{len(searched)} sites searched in {time.monotonic() - started:.1f} s, {len(chosen)} known")
+    return 0
+
+
+def parsed() -> tuple[argparse.Namespace, list[Case]]:
+    """The options, and the cases that they name."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--policy", default="pi05", choices=list(load_models()))
     parser.add_argument("--only", default="", help="cases whose label holds this")
     parser.add_argument("--programs", default="denoise,vision,prefix")
-    parser.add_argument("--seconds", type=float, default=240, help="no new site is begun after these")
+    parser.add_argument("--seconds", type=float, default=240, help="no new measurement is begun after these")
     parser.add_argument("--again", action="store_true", help="sites, too, that the target's table knows already")
     parser.add_argument(
         "--sites",
@@ -252,40 +183,22 @@ def main() -> int:
     )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     arguments = parser.parse_args()
-    started, device = time.perf_counter(), arguments.device
-    wanted = named(parser, cases(arguments.policy, device), arguments.only)
-    context, workers = multiprocessing.get_context("spawn"), min(PROCESSES, os.cpu_count() or 1)
-    pools = [ProcessPoolExecutor(workers, mp_context=context) for _ in wanted]
-    searched: set[str] = set()
-    searches = [
-        Search(case, device, pool, started + arguments.seconds, arguments.again, tuple(arguments.sites), searched)
-        for case, pool in zip(wanted, pools, strict=True)
-    ]
-    for search in searches:  # all of them trace meanwhile
-        for _ in range(workers):
-            search.start({})
-    chosen = {} if arguments.again else dict(table_of(ARCH).by_site)
-    try:
-        search_all(searches, chosen, arguments.programs.split(","), started)
-    except UsageError as fault:
-        print(fault, file=sys.stderr)
-        return fault.exit_code
-    finally:
-        for pool in pools:
-            pool.shutdown(wait=False, cancel_futures=True)
-    print(f"{len(searched)} sites searched in {time.perf_counter() - started:.1f} s, {len(chosen)} known")
-    return 0
+    return arguments, named(parser, cases(arguments.policy, arguments.device), arguments.only)
 
 
 def search_all(
-    searches: Sequence[Search], chosen: dict[str, Tactic], programs: Sequence[str], started: float = 0.0
+    searches: Sequence[Search],
+    ready: Sequence[Future[Prepared]],
+    chosen: dict[str, Tactic],
+    programs: Sequence[str],
+    started: float = 0.0,
 ) -> None:
     """One case after the other; `chosen` grows, and is written after each site."""
-    for search in searches:
+    for search, case in zip(searches, ready, strict=True):
         search.chosen.update(chosen)
-        for _ in search.run(programs):
+        for _ in search.run(case.result(), programs):
             chosen |= search.chosen
-            write(searches, chosen, search.device, time.perf_counter() - started)
+            write(searches, chosen, search.device, time.monotonic() - started)
     keys = {key for search in searches for key in search.keys}
     for text in searches[0].texts:
         if not any(text in key for key in keys):

@@ -15,11 +15,10 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,24 +29,20 @@ from bench.full_model import ARCH, STATIC, Shape, model_of, observation
 from bench.gpu_bench import REHEARSAL, Counts, times
 from bench.gpu_model import graph_nodes
 from bench.sites import precision_of
-from frtc.codegen.build import Built, build
+from frtc.codegen.build import build
 from frtc.codegen.fusible import implements
-from frtc.codegen.weights import pieces
 from frtc.compiler import FAMILY_NAMES, families_for, target_named
 from frtc.estimate import FITTED_PATH, Estimate, Fitted, calls_of_emitted, rounds_of_module
-from frtc.lowering.ir import Module, fresh_nodes, walk
+from frtc.lowering.ir import Module, fresh_nodes
 from frtc.models import load_models
 from frtc.passes.pipeline import Options, run_passes
 from frtc.passes.standard import pipeline
 from frtc.runtime.emulator import Emulator
-from frtc.runtime.plan import WEIGHTS, Program
-from frtc.runtime.plan_file import Plan, Tensor
+from frtc.runtime.plan import Program
 from frtc.runtime.session import Session
 from frtc.trace import trace
+from frtc.tuning.trial import exact_weights, fill_weights, plan_in_memory
 
-Array = np.ndarray[Any, Any]
-BLOCK = 64 << 20  # bytes of random weights that are drawn; on the device they are repeated
-FLOATS = ("f32", "bf16", "f16", "e4m3")
 COUNTS = Counts(warm_up=30, replays=200, parts=40)
 SECONDS = 150  # of the whole bench, on 16 cores beside one GPU
 
@@ -125,74 +120,12 @@ def traced(case: Case) -> tuple[Module, int]:
     return module, config.vocab
 
 
-# ---- weights that nobody trained ------------------------------------------------------------------------------------
-
-
-def ordinary(nbytes: int, seed: int = 0) -> Array:
-    """u8: bytes that make ordinary numbers of every float type that they are read as.
-
-    Every second byte is 3C, 3D, BC or BD, the high byte of a bf16 or f32 from 2^-7 to 2^-3 and of an f16 from 1 to 1.5,
-    either sign; an e4m3 from 1.5 to 1.625. The others are below 2 as e4m3, and low bytes elsewhere.
-    """
-    rng = np.random.default_rng(seed)
-    found = rng.integers(0, 256, nbytes, np.uint8)
-    found[0::2] &= 0xBF
-    found[1::2] = found[1::2] & 0x81 | 0x3C
-    return found
-
-
-def exact_weights(built: Built) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes of every weight that no parameter is part of; all others are floats."""
-
-    def parameter(name: str) -> Array:
-        raise LookupError(name)
-
-    for entry in built.program.weights:
-        made = built.expressions[entry.name]
-        if any(node.op == "tensor" for node in walk([made])):
-            assert entry.dtype in FLOATS, f"random bytes are no values of {entry.name}, {entry.dtype}"
-            continue
-        values = np.concatenate(list(pieces(made, parameter)))
-        stored = np.zeros(entry.stored_shape or (1,), values.dtype)
-        stored[..., : values.shape[-1]] = values
-        yield entry.offset, stored.tobytes()
-
-
-def plan_in_memory(made: Compiled, whole: bool) -> Plan:
-    """Nothing but a block of random weights (`whole`: all of them) and the cubins."""
-    program = made.program
-    nbytes = program.weights_nbytes if whole else min(BLOCK, program.weights_nbytes)
-    block = ordinary(nbytes)
-    for offset, data in made.exact if whole else ():
-        block[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-    tensors = [Tensor(w.name, w.dtype, w.shape, 0, 0, 0) for w in program.weights]
-    parts, at = [block.tobytes()], nbytes
-    for name, image in made.cubins.items():
-        tensors.append(Tensor(name, "U8", (len(image),), at, at + len(image), at + len(image)))
-        parts.append(image)
-        at += len(image)
-    return Plan(Path("in memory"), program, "", {}, (), memoryview(b"".join(parts)), tuple(tensors), (), verified=True)
-
-
-def fill_weights(session: Session, exact: Iterable[tuple[int, bytes]]) -> None:
-    """Repeat the block over all weights, also over what lay behind it in memory; then the exact ones."""
-    address, nbytes, filled = session.addresses[WEIGHTS], session.program.weights_nbytes, BLOCK
-    with session.driver.current():
-        while filled < nbytes:
-            count = min(filled, nbytes - filled)
-            session.driver.call("cuMemcpyDtoD", address + filled, address, count)
-            filled += count
-        for offset, data in exact:
-            source = np.frombuffer(data, np.uint8)
-            session.driver.call("cuMemcpyHtoD", address + offset, source.ctypes.data, source.nbytes)
-        session.driver.call("cuCtxSynchronize")  # copies on the device are on no stream of ours
-
-
 # ---- times ----------------------------------------------------------------------------------------------------------
 
 
 def measured(case: Case, made: Compiled, device: str, counts: Counts) -> dict[str, Any]:
-    plan, stream = plan_in_memory(made, device == "cpu"), torch.cuda.Stream() if device == "cuda" else None
+    plan = plan_in_memory(made.program, made.cubins, made.exact, device == "cpu")
+    stream = torch.cuda.Stream() if device == "cuda" else None
     with closing(Session(plan, stream=stream) if stream else Emulator(plan)) as executor:
         if isinstance(executor, Session):
             fill_weights(executor, made.exact)

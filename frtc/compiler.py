@@ -279,8 +279,8 @@ def compile(
     if settings.stop:
         raise UsageError("compile.stopped", f"stopped after pass {settings.stop}: no Plan was written")
     clock.lap("trace", report.passes)
-    require_room(policy, opened.files.tokenizer)
-    built, tuned = tuned_build(prepared, module, families, progress)
+    inputs = require_room(policy, opened.files.tokenizer)
+    built, tuned = tuned_build(prepared, module, families, progress, inputs)
     clock.lap("kernels")
     debug.show_kernels(built, target, settings)
     program = replace(built.program, policy=policy.to_json())
@@ -307,10 +307,10 @@ def costs_of(built: Built) -> dict[str, float]:
     return {name: sum(c.choice.cost_us for c in calls) for name, calls in built.emitted.items()}
 
 
-def require_room(policy: Policy, tokenizer: bytes) -> None:
-    """A short prompt fits, with the state in it where the policy writes it there; found out before minutes of work."""
+def require_room(policy: Policy, tokenizer: bytes) -> Mapping[str, np.ndarray[Any, Any]]:
+    """A short prompt fits, with the state in it where the policy writes it; found out early. The inputs of one."""
     steps = PolicySteps(policy, tokenizer)
-    steps.prepare(observation.seeded(steps))
+    return steps.prepare(observation.seeded(steps)).inputs
 
 
 def calibration_of(scales: ActivationScales | None, made: PrecisionReport) -> dict[str, Any]:

@@ -1,18 +1,16 @@
 """The process that measures: a kernel that hangs, traps or corrupts memory takes nothing with it but this.
 
-    python -m frtc.tuning.child
+    python -m frtc.tuning.child [emulated]
 
-It says who it is, then answers one line for each line it reads, the name of a file with a pickled Chain. Its parent
-wrote that file; nothing else is unpickled. After a fault of the GPU it ends, as its context is of no more use.
+It says who it is, then answers one line for each line it reads, the name of a file with a pickled Chain, or with the
+name of that of a Trial. Its parent wrote these files; nothing else is unpickled. After a fault of the GPU it ends, as
+its context is of no more use.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -28,10 +26,13 @@ from frtc.runtime.graph import Graph
 from frtc.runtime.plan import STATE, Ref, Stage
 from frtc.tuning.chain import Chain
 from frtc.tuning.inputs import Fill, elements, values
+from frtc.tuning.process import own_output
+from frtc.tuning.trial import Asked, run
 
 WARM_UP, REPLAYS = 3, 21
 SAMPLES = 1024  # elements of each result that the parent compares between candidates
 POISON = 0xFF  # a NaN in every float type
+EMULATED = "emulated"
 
 
 class Bench:
@@ -60,6 +61,13 @@ class Bench:
             for module in modules:
                 self.driver.call("cuModuleUnload", module)
             return median(times) / len(chain.calls), [self._some(ref) for ref in chain.calls[-1].results]
+
+    def clear(self) -> None:
+        """Give the memory back: a whole program needs its own."""
+        with self.driver.current():
+            while self.blocks:
+                self.driver.call("cuMemFree", self.blocks.popitem()[1][0])
+        self.filled = ()
 
     def _replay(self, graph: Graph) -> float:
         graph.launch(self.stream)
@@ -112,36 +120,34 @@ class Bench:
                 self.driver.call("cuMemcpyDtoD", start + copy * fill.pitch, start, data.nbytes)
 
 
-def main() -> int:
-    say = _own_output()
+def main(how: str = "") -> int:
+    say = own_output()
     try:
-        bench = Bench()
+        bench = None if how == EMULATED else Bench()
     except FrtcError as error:
         say({"error": error.what, "hint": error.hint})
         return error.exit_code
-    say({"device": asdict(bench.driver.device)})
+    say({"device": asdict(bench.driver.device) if bench else {"name": "the CPU, emulated", "sm": 0}})
     for line in sys.stdin:
-        chain = pickle.loads(Path(line.strip()).read_bytes())
         try:
-            us, some = bench.measure(chain)
-            say({"us": us, "results": some})
+            say(answer(pickle.loads(Path(line.strip()).read_bytes()), bench))
         except FrtcError as error:
             say({"error": error.what})
             return 1
     return 0
 
 
-def _own_output() -> Callable[[dict[str, Any]], None]:
-    """What a library or a kernel prints goes to standard error; only answers go out."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def say(answer: dict[str, Any]) -> None:
-        out.write(json.dumps(answer) + "\n")
-        out.flush()
-
-    return say
+def answer(asked: Chain | Asked, bench: Bench | None) -> dict[str, Any]:
+    """To a Chain, or to a whole program with its weights; without a bench only that, emulated."""
+    if isinstance(asked, Asked):
+        if bench:
+            bench.clear()
+        return run(pickle.loads(Path(asked.path).read_bytes()), asked.probes, bench is not None)
+    if bench is None:
+        raise FrtcError("tune.process", "a chain is measured on a GPU, or not at all")
+    us, some = bench.measure(asked)
+    return {"us": us, "results": some}
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(*sys.argv[1:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,12 @@ def limits(site: Site, place: int) -> tuple[int, int]:
     if operand.dtype == "bool" or operand.dtype == "u8":
         return 0, 2 if operand.dtype == "bool" else 256
     return 0, 1  # a position to write at, and what nobody knows the meaning of: 0 is always there
+
+
+def all_valid(inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Inputs of an inference, with `n`, how many tokens are valid, saying that all are."""
+    full = {"n": np.full_like(inputs["n"], inputs["tokens"].shape[-1])} if {"n", "tokens"} <= inputs.keys() else {}
+    return {**inputs, **full}
 
 
 def _whole(site: Site, name: str) -> int:

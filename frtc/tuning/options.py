@@ -12,8 +12,9 @@ from frtc.codegen.build import Built
 from frtc.console import table
 from frtc.kernels.tactic import key_of
 
-SECONDS = 120.0  # of --tune-seconds
+SECONDS = 300.0  # of --tune-seconds
 SHOWN = 3  # tactics that do not fit
+SHOWN_SHARE = 0.01  # of the time of all programs: of less nothing is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class TuningReport:
         return {"tuning": dict(self.log)} if self.log is not None else {}
 
     def to_json(self) -> dict[str, Any]:
-        log = {k: v for k, v in (self.log or {}).items() if k != "log"}
+        log = {k: v for k, v in (self.log or {}).items() if k not in ("log", "chain")}
+        if self.log and (chain := self.log.get("chain")):
+            log["chain"] = {k: v for k, v in chain.items() if k != "log"} | {"sites": len(chain["log"])}
         about = {"sites": self.sites, "measured": dict(self.measured), "ignored": [list(i) for i in self.ignored]}
         return {**about, "tuned": log, "written": self.written}
 
@@ -81,6 +84,27 @@ class TuningReport:
             yield "", f"{self.log['not_reached']} sites not reached in time (--tune-seconds)"
         if self.log["stopped"]:
             yield "stopped", self.log["stopped"]
+        yield from _chain_rows(self.log.get("chain", {}))
         if self.written:
             home = f"kernels/tactics/{self.log['target']}.json"
             yield "tactics", f"{self.written}; for everybody: copy it to {home} (docs/tuning.md)"
+
+
+def _chain_rows(chain: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """What the search in the whole chain did, program by program."""
+    if not chain:
+        return
+    rows, before, after = chain["log"], chain["before"], chain["after"]
+    failed = sum("failed" in c for row in rows for c in row["candidates"])
+    text = f"{len(rows)} sites in {chain['seconds']:.0f} s, each in its place in the whole program"
+    yield "in the chain", text + (f"; {failed} candidates failed" if failed else "")
+    for name in sorted(after, key=lambda name: -after[name]):
+        if after[name] >= SHOWN_SHARE * after["replay"]:
+            yield "", f"{name} {before[name] / 1e3:.3f} ms before, {after[name] / 1e3:.3f} after"
+    if left := Counter(row["program"] for row in chain["not_reached"]):
+        of = ", ".join(f"{n} of {program}" for program, n in left.items())
+        yield "", f"{sum(left.values())} sites not reached in time (--tune-seconds): {of}"
+    if chain["refused"]:
+        yield "", f"what was quickest alone is not taken together: {chain['refused']}"
+    if chain["stopped"]:
+        yield "stopped", chain["stopped"]

@@ -21,7 +21,7 @@ from frtc.kernels.tactic import Tactic
 from frtc.kernels.targets import Target
 from frtc.tuning.chain import chain_of, jobs_of
 from frtc.tuning.questions import Question
-from frtc.tuning.worker import Answer, Worker
+from frtc.tuning.worker import Answer, Results, Worker
 
 ROUNDS = 2
 FAR = 0.05  # relative error between candidates that is no rounding any more, e4m3 results included
@@ -66,6 +66,14 @@ class Found:
     log: tuple[dict[str, Any], ...]
     not_reached: int
     stopped: str
+
+    def alone(self) -> dict[str, dict[str, float | None]]:
+        """Site -> candidate -> microseconds, None where it failed."""
+        times = {}
+        for row in self.log:
+            pairs = ((c["kernel"], None if "failed" in c else sum(c["us"]) / len(c["us"])) for c in row["candidates"])
+            times[row["site"]] = dict(pairs)
+        return times
 
 
 def search(questions: Sequence[Question], target: Target, worker: Worker, seconds: float, progress: Progress) -> Found:
@@ -119,21 +127,21 @@ def _measure(question: Question, target: Target, worker: Worker, cubins: Cubins,
                 first = first or (None if answer.failed else answer)
                 each.us, each.failed = (
                     [*each.us, answer.us],
-                    answer.failed or (_differs(answer, first) if first else ""),
+                    answer.failed or (differs(answer.results, first.results) if first else ""),
                 )
     return timed
 
 
-def _differs(answer: Answer, first: Answer) -> str:
+def differs(results: Results, others: Results, far: float = FAR) -> str:
     """Why these are not the results of the same op, or ""."""
-    if [len(some) for some in answer.results] != [len(some) for some in first.results]:
+    if [len(some) for some in results] != [len(some) for some in others]:
         return "its results have another size than those of the others"
-    pairs = [pair for a, b in zip(answer.results, first.results, strict=True) for pair in zip(a, b, strict=True)]
+    pairs = [pair for a, b in zip(results, others, strict=True) for pair in zip(a, b, strict=True)]
     apart = [(a - b, b) for a, b in pairs if not (a == b or (math.isnan(a) and math.isnan(b)))]
     if not apart:
         return ""
     error = math.hypot(*(gap for gap, _ in apart)) / max(math.hypot(*(b for _, b in pairs if math.isfinite(b))), 1e-300)
-    return "" if error <= FAR else f"its results are not those of the others: relative error {error:.1e}"
+    return "" if error <= far else f"its results are not those of the others: relative error {error:.1e}"
 
 
 def _ask(question: Question, choice: Choice, target: Target, worker: Worker, cubins: Cubins) -> Answer:

@@ -5,23 +5,34 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from frtc.codegen.build import Built, build
+from frtc.codegen.emit import Emitted
 from frtc.doctor import CLOCKS
-from frtc.errors import EnvironmentFault, UsageError
-from frtc.kernels.catalog import CATALOG, Catalog
-from frtc.kernels.tactic import Tactics, read_tactics
+from frtc.errors import EnvironmentFault, FrtcError, UsageError
+from frtc.kernels.catalog import CATALOG, Catalog, label
+from frtc.kernels.tactic import Tactic, Tactics, key_of, read_tactics
 from frtc.kernels.targets import Target
 from frtc.lowering.ir import Module
+from frtc.lowering.text import show_module
+from frtc.tuning.builder import Job
+from frtc.tuning.builders import Builders
+from frtc.tuning.inputs import all_valid
 from frtc.tuning.options import Tuning, TuningReport
-from frtc.tuning.questions import questions_of
+from frtc.tuning.questions import Alone, places_of, questions_of
 from frtc.tuning.search import Found, Progress, search
+from frtc.tuning.whole import SHARE, US_LEAST, NoBase, Whole
 from frtc.tuning.worker import Worker, require_gpu
 
+Array = np.ndarray[Any, Any]
 MEASURED = "measured now"
+ALONE = 0.4  # of the seconds: at most, for sites by themselves; the rest is for the whole chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +59,16 @@ def prepare(tuning: Tuning, target: Target) -> Prepared:
 
 
 def tuned_build(
-    prepared: Prepared, module: Module, families: tuple[str, ...], progress: Progress
+    prepared: Prepared,
+    module: Module,
+    families: tuple[str, ...],
+    progress: Progress,
+    inputs: Mapping[str, Array] | None = None,
 ) -> tuple[Built, TuningReport]:
-    """The module built with the kernels that the tactics name, measured before where that was asked for."""
+    """The module built with the kernels that the tactics name, measured before where that was asked for.
+
+    inputs   of an inference, to measure in the whole chain; None: sites are measured by themselves, no more
+    """
     target, tuning = prepared.target, prepared.tuning
 
     def built(catalog: Catalog) -> Built:
@@ -63,15 +81,55 @@ def tuned_build(
     started, questions = time.monotonic(), questions_of(first, target, families, catalog)
     with Worker() as worker:
         worker.start()
-        found = search(questions, target, worker, tuning.seconds, progress)
+        share = 1.0 if inputs is None else ALONE
+        found = search(questions, target, worker, share * tuning.seconds, progress)
+        tactics, log = found.tactics, dict[str, Any]()
+        if inputs is not None:
+            job = Job(show_module(module), target, families, prepared.given, all_valid(inputs))
+            with Builders(job) as builders:
+                whole = Whole(builders, worker, started + tuning.seconds)
+                tactics, log = in_chain(whole, first, job, found, catalog, progress)
         device = dict(worker.device)
-    measured = Tactics.of(target.name, MEASURED, str(device["name"]), found.tactics)
-    log = _log(found, target, device, tuning.seconds, time.monotonic() - started)
+    measured = Tactics.of(target.name, MEASURED, str(device["name"]), tactics)
+    log = _log(found, target, device, tuning.seconds, time.monotonic() - started) | log
     if tuning.file is not None:
         kept = [t for site, t in prepared.given.by_site.items() if site not in measured.by_site]
-        write_tactics(tuning.file, Tactics.of(target.name, MEASURED, measured.gpu, (*kept, *found.tactics)))
+        write_tactics(tuning.file, Tactics.of(target.name, MEASURED, measured.gpu, (*kept, *tactics)))
     second = built(replace(CATALOG, tactics=(measured, prepared.given)))
     return second, TuningReport.of(second, log, str(tuning.file or ""))
+
+
+def in_chain(
+    whole: Whole, first: Built, job: Job, found: Found, catalog: Catalog, progress: Progress
+) -> tuple[tuple[Tactic, ...], dict[str, Any]]:
+    """What is chosen after the search in the whole chain, from what was found alone; and its log."""
+    began, alone, rows, stopped = time.monotonic(), found.alone(), list[dict[str, Any]](), ""
+    places = [p for p in places_of(first, job.target, job.families, catalog, alone) if p.most >= SHARE]
+    quickest = {tactic.site: tactic for tactic in found.tactics}
+    own = {key_of(c.site): own_tactic(c, alone) for calls in first.emitted.values() for c in calls}
+    untuned = {site: own[site] for site in quickest}
+    starts = [untuned, *([quickest] if [*map(str, quickest.values())] != [*map(str, untuned.values())] else [])]
+    try:
+        whole.begin(starts, [place.key for place in places])
+        for decided in whole.run(places, whole.programs(), progress):
+            rows.append(decided.row())
+    except NoBase as fault:
+        stopped, whole.left = str(fault), [(next(iter(p.calls)), p.key) for p in places]
+    except FrtcError as error:  # the measuring process no longer starts
+        stopped = " ".join([error.what, *(text for _, text in error.rows)])
+    times = {name: whole.row(us) for name, us in (("before", whole.before), ("after", whole.now))}
+    left = [{"program": program, "site": site} for program, site in whole.left]
+    about = {"seconds": round(time.monotonic() - began, 1), "stopped": stopped, "refused": whole.refused}
+    return (tuple(whole.tactics()) if whole.before else found.tactics), {
+        "chain": {**about, **times, "log": rows, "not_reached": left}
+    }
+
+
+def own_tactic(call: Emitted, alone: Alone) -> Tactic:
+    """What a call has without measurements, with microseconds: measured alone, or estimated."""
+    choice, key = call.choice, key_of(call.site)
+    us = alone.get(key, {}).get(label(choice.kernel, choice.config)) or choice.cost_us
+    return Tactic(key, choice.kernel.name, choice.config, max(us, US_LEAST))
 
 
 def write_tactics(path: Path, tactics: Tactics) -> None:

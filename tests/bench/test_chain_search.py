@@ -1,8 +1,11 @@
-"""The search in the chain: what is quicker stays, what the table knows is left. Nothing is measured."""
+"""The search in the chain as a bench: which sites it takes, what it writes. Times are planted, nothing is compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import sys
+import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -11,101 +14,117 @@ import pytest
 
 pytest.importorskip("torch")
 
+import tests.frtc
 from bench import chain_search, gpu_scale
-from bench.chain_search import Made, Search, cases, made, search_all, write
+from bench.chain_search import Prepared, Search, cases, prepared, search_all, write
 from frtc.codegen import build
 from frtc.codegen.nvrtc import Cubin
 from frtc.errors import UsageError
-from frtc.kernels.tactic import Tactic, Tactics, read_tactics
+from frtc.kernels.tactic import Tactics, read_tactics
+from frtc.tuning import builders
+from frtc.tuning.questions import Place
 
 (CASE,) = cases("pi05", "cpu")
 PROGRAM = "denoise"
+FAKES = Path(tests.frtc.__path__[0])
 
 
-class Here:
-    """A pool that works at once."""
-
-    def submit(self, call: Any, *args: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(call(*args))
-        return done
-
-
-def chosen_in(one: Made) -> dict[str, str]:
-    return {key: str(candidates[0]) for sites in one.sites.values() for key, _, candidates in sites}
+@pytest.fixture(scope="module")
+def whole() -> Prepared:
+    """With two candidates at most, and nothing compiled."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(build, "compile_all", lambda jobs, **more: [Cubin(b"", job.entry) for job in jobs])
+        patched.setattr(chain_search, "MOST", 1)
+        return prepared(CASE)
 
 
 @pytest.fixture
-def search(monkeypatch: pytest.MonkeyPatch) -> Search:
-    """Of programs that nobody compiles; the table is empty, and every choice of the cost model takes a microsecond."""
-    monkeypatch.setattr(build, "compile_all", lambda jobs, **more: [Cubin(b"", job.entry) for job in jobs])
-    monkeypatch.setattr(chain_search, "MOST", 2)
+def ready(whole: Prepared) -> Prepared:
+    """Of the denoise step three sites."""
+    job, places = whole
+    return job, sorted((p for p in places if PROGRAM in p.calls), key=lambda place: -place.shares[PROGRAM])[:3]
+
+
+@pytest.fixture
+def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Search:
+    """The table is empty, and every program takes 1000 us."""
+    monkeypatch.setattr(
+        chain_search, "COMMAND", (sys.executable, str(FAKES / "fake_tuner.py"), str(tmp_path / "planted.json"))
+    )
+    command = (sys.executable, str(FAKES / "fake_builder.py"), str(tmp_path / "broken.json"))
+    monkeypatch.setattr(builders, "COMMAND", command)
+    monkeypatch.setattr(chain_search, "EMULATED", "")
     monkeypatch.setattr(chain_search, "table_of", lambda target: Tactics(target, ""))
-    monkeypatch.setattr(chain_search, "times_of", lambda case, one, device: times(one, {}))
-    return Search(CASE, "cpu", Here(), float("inf"), again=False)  # type: ignore[arg-type]
-
-
-def times(one: Made, saves: Mapping[str, float]) -> dict[str, float]:
-    total = 1000.0 - sum(saves.get(name, 0.0) for name in chosen_in(one).values())
-    return {name: total for name in one.sites}
-
-
-def test_what_is_quicker_stays(search: Search, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One site has a quicker candidate; another one's is quicker by less than what counts."""
-    sites = {key: found for key, _, found in made(CASE, ()).sites[PROGRAM] if len(found) > 1}
-    (first, better), (second, hardly) = ((key, found[1]) for key, found in list(sites.items())[:2])
-    saves = {str(better): 100.0, str(hardly): 1.0}
-    assert len(saves) == 2
-    monkeypatch.setattr(chain_search, "times_of", lambda case, one, device: times(one, saves))
     monkeypatch.setenv("OUT", str(tmp_path))
-    for _ in search.run([PROGRAM]):
+    plant(tmp_path)
+    return Search(CASE, "cpu", time.monotonic() + 600, again=False)
+
+
+def plant(folder: Path, does: Sequence[tuple[str, str, Any]] = ()) -> None:
+    (folder / "planted.json").write_text(json.dumps({"sm": 90, "times": [], "whole": list(does)}))
+    (folder / "broken.json").write_text("[]")
+
+
+def table(monkeypatch: pytest.MonkeyPatch, places: Sequence[Place]) -> None:
+    known = Tactics.of("hopper", "", "", [place.candidates[0] for place in places])
+    monkeypatch.setattr(chain_search, "table_of", lambda target: known)
+
+
+def test_what_is_quicker_stays(search: Search, ready: Prepared, tmp_path: Path, capsys: Any) -> None:
+    """One site has a quicker candidate, another one's is quicker by less than what counts; of the third it fails."""
+    first, second, third = ready[1]
+    does = [(first, 100.0), (second, 1.0), (third, "crash")]
+    plant(tmp_path, [(place.key, str(place.candidates[1]), what) for place, what in does])
+    for _ in search.run(ready, [PROGRAM]):
         write([search], search.chosen, "cpu", 1.0)
-    named = {key: (t.kernel, dict(t.config)) for key, t in search.chosen.items()}
-    assert named[first] == (better.kernel, dict(better.config))
-    assert named[second] == (sites[second][0].kernel, dict(sites[second][0].config))
-    table = read_tactics(tmp_path / "hopper.json", "hopper").by_site
-    assert table.keys() == search.chosen.keys() and all(0 < t.us < 1000 for t in table.values())
-    assert (tmp_path / "chain_search.json").is_file()
+    named = {key: str(tactic) for key, tactic in search.chosen.items()}
+    assert named == {p.key: str(p.candidates[i]) for p, i in ((first, 1), (second, 0), (third, 0))}
+    written = read_tactics(tmp_path / "hopper.json", "hopper").by_site
+    assert written.keys() == search.chosen.keys() and all(0 < t.us < 1000 for t in written.values())
+    rows = json.loads((tmp_path / "chain_search.json").read_text())["rows"][CASE.label]
+    assert rows[0]["times_us"][PROGRAM] == 1000.0 and rows[1]["times_us"][PROGRAM] == 900.0
+    assert rows[3]["failed"] == "the measuring process ended: signal 11"
+    said = capsys.readouterr().out
+    assert f"*     900.0 (-{100 / sum(first.calls.values()):.2f} a launch) {first.candidates[1]}" in said
+    assert f"{third.candidates[1]}: the measuring process ended: signal 11" in said
 
 
-def test_what_the_table_knows_is_left(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {key: found[0] for key, _, found in made(CASE, ()).sites[PROGRAM]}
-    one, *others = known
-    monkeypatch.setattr(chain_search, "table_of", lambda target: Tactics(target, "", "", {one: known[one]}))
-    list(search.run([PROGRAM]))
-    assert one not in search.chosen and set(search.chosen) <= set(others) and search.chosen
-    again = Search(CASE, "cpu", Here(), float("inf"), again=True)  # type: ignore[arg-type]
-    list(again.run([PROGRAM]))
-    assert one in again.chosen
+def test_what_the_table_knows_is_left(search: Search, ready: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, (one, *others) = ready
+    table(monkeypatch, [one])
+    assert search.wanted(ready[1]) == others
+    search.again = True
+    assert search.wanted(ready[1]) == [one, *others]
 
 
-def test_named_sites_are_searched_whatever_is_known(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_sites_are_searched_whatever_is_known(
+    search: Search, ready: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And no others: that the table has one, or that it has few launches, does not matter."""
-    sites = made(CASE, ()).sites[PROGRAM]
-    total = sum(launches for _, launches, _ in sites)
-    rare = min(sites, key=lambda site: site[1])
-    table = {key: found[0] for key, _, found in sites}
-    monkeypatch.setattr(chain_search, "SHARE", 2 * rare[1] / total)
-    monkeypatch.setattr(chain_search, "table_of", lambda target: Tactics(target, "", "", table))
-    search.chosen.update(table)
-    search.texts = (rare[0],)
-    list(search.run([PROGRAM]))
-    assert search.searched == {rare[0]}
-    list(search.run([PROGRAM]))  # as for another program, or case
-    assert len(search.rows) == 2 + len(rare[2]) - 1
-    search.texts = ()
-    assert not search.wanted(sites)
+    table(monkeypatch, ready[1])
+    monkeypatch.setattr(chain_search, "SHARE", 2.0)
+    assert search.wanted(ready[1]) == []
+    search.texts = (ready[1][1].key,)
+    list(search.run(ready, [PROGRAM]))
+    assert search.searched == {ready[1][1].key} and len(search.rows) == 2
+    assert search.wanted(ready[1]) == []  # as for another program, or case
 
 
-def test_sites_that_nobody_has_are_a_mistake(search: Search) -> None:
+def test_sites_that_nobody_has_are_a_mistake(search: Search, ready: Prepared) -> None:
     search.texts = ("of no op",)
     with pytest.raises(UsageError, match="no site of denoise holds 'of no op'"):
-        search_all([search], {}, [PROGRAM])
+        search_all([search], [done(ready)], {}, [PROGRAM])
 
 
-def test_programs_that_nobody_has_are_a_mistake(search: Search) -> None:
+def test_programs_that_nobody_has_are_a_mistake(search: Search, ready: Prepared) -> None:
     with pytest.raises(UsageError, match="there is no program nothing"):
-        search_all([search], {}, [PROGRAM, "nothing"])
+        search_all([search], [done(ready)], {}, [PROGRAM, "nothing"])
+
+
+def done(ready: Prepared) -> Future[Prepared]:
+    future: Future[Prepared] = Future()
+    future.set_result(ready)
+    return future
 
 
 @pytest.mark.parametrize("main", [chain_search.main, gpu_scale.main])
@@ -118,29 +137,15 @@ def test_cases_that_nobody_has_are_a_mistake(monkeypatch: pytest.MonkeyPatch, ca
     assert ended.value.code == 2 and "c51 fp9" in said and cases("pi05", "cuda")[0].label in said
 
 
-def test_a_candidate_that_fails_is_none(search: Search, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    calls = 0
-
-    def fails(case: Any, one: Made, device: str) -> dict[str, float]:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise RuntimeError("it spills")
-        return times(one, {})
-
-    monkeypatch.setattr(chain_search, "times_of", fails)
-    list(search.run([PROGRAM]))
-    assert "RuntimeError: it spills" in capsys.readouterr().out
-    own = {key: found[0] for key, _, found in made(CASE, ()).sites[PROGRAM]}
-    assert all(str(tactic) == str(own[key]) for key, tactic in search.chosen.items())
-
-
-def test_no_time_no_sites(search: Search) -> None:
+def test_no_time_no_sites(search: Search, ready: Prepared, capsys: Any) -> None:
     search.until = 0.0
-    assert list(search.run([PROGRAM])) == [] and not search.chosen
+    assert list(search.run(ready, [PROGRAM])) == [] and not search.chosen
+    assert "there was no time for it" in capsys.readouterr().out
 
 
-def test_tactics_are_compiled(search: Search) -> None:
-    """The one that is asked for is the one that is compiled."""
-    key, other = next((key, found[1]) for key, _, found in made(CASE, ()).sites[PROGRAM] if len(found) > 1)
-    assert isinstance(other, Tactic) and chosen_in(made(CASE, (other,)))[key] == str(other)
+def test_what_is_prepared_is_every_product_and_attention(whole: Prepared) -> None:
+    """Of all programs, with what an inference takes in."""
+    job, places = whole
+    assert {program for place in places for program in place.calls} >= {"vision", "prefix", "denoise"}
+    assert {place.key.partition("(")[0] for place in places} <= set(chain_search.OPS)
+    assert all(len(place.candidates) == 2 for place in places) and int(job.inputs["n"]) == CASE.shape.prompt

@@ -12,9 +12,11 @@ import pytest
 from bench import gpu_scale
 from bench.full_model import STATIC, Shape
 from bench.gpu_bench import REHEARSAL
-from bench.gpu_scale import BLOCK, Case, cases, compiled, fill_weights, measured, ordinary, plan_in_memory
+from bench.gpu_scale import Case, cases, compiled, measured
 from frtc.kernels.dtypes import DTYPES
 from frtc.runtime.plan import WEIGHTS
+from frtc.tuning import trial
+from frtc.tuning.trial import BLOCK, fill_weights, ordinary, plan_in_memory
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ class Recorder:
 
 def test_weights_are_filled_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The block again and again, up to the last byte and no further; then the exact values."""
-    monkeypatch.setattr(gpu_scale, "BLOCK", 100)
+    monkeypatch.setattr(trial, "BLOCK", 100)
     memory = np.full(1000, 7, np.uint8)
     memory[10:110] = ordinary(100)
     driver = Recorder(memory)
@@ -78,7 +80,7 @@ def test_one_configuration(precision: str, monkeypatch: pytest.MonkeyPatch) -> N
     case = Case(Shape("pi05", 1, 12, 10, "tiny", precision), steps=3)
     made = compiled(case, "baseline", "cpu")
     assert made.exact and made.program.weights_nbytes < BLOCK
-    plan = plan_in_memory(made, True)
+    plan = plan_in_memory(made.program, made.cubins, made.exact, True)
     entry = {w.offset: w for w in made.program.weights}
     for offset, data in made.exact:
         assert bytes(plan.weights[offset : offset + len(data)]) == data and len(data) == entry[offset].nbytes
@@ -99,7 +101,7 @@ def test_one_configuration(precision: str, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.gpu
 def test_one_configuration_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on the device, with a block so small that it is repeated there; what lies there is read back."""
-    monkeypatch.setattr(gpu_scale, "BLOCK", 1 << 16)
+    monkeypatch.setattr(trial, "BLOCK", 1 << 16)
     seen: list[tuple[Any, np.ndarray[Any, Any]]] = []
 
     def filled(session: Any, exact: Any) -> None:
