@@ -94,6 +94,12 @@ class Frames:
     def drop(self) -> None:
         self.given = []
 
+    def forget(self) -> None:
+        """Until frames are copied anew the launch leaves pictures as they are: the last frames' memory may be gone."""
+        self.table[:] = np.zeros(1, CAMERA)
+        for camera in self.cameras:
+            camera.form = ()
+
     def begin(self) -> None:
         """Begin to copy what was taken. Last of all on the host: pixels leave nothing else in its caches."""
         given, self.given = self.given, []
@@ -154,6 +160,7 @@ class _Camera:
         if form != self.form:
             self._prepare(frame, record)
             self.form = form
+        self.owner = None  # of the last frame, whose inference is over
         if isinstance(frame, DeviceArray):
             if frame.made_on is not None:
                 self._wait_for(frame.made_on)

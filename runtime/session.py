@@ -102,12 +102,16 @@ class Session(Executor):
         """Build the graph (`stages`: those of single stages too) and run it on what the inputs hold.
 
         Outputs are overwritten, states are zero afterwards. frames: the graph that begins with camera frames, where the
-        Plan has one, instead of the one that begins with `images`.
+        Plan has one, instead of the one that begins with `images`; it reads no frame.
         """
         with self.driver.current():
             for name in (FROM_FRAMES if frames and self.frames else WHOLE, *(self.rounds if stages else ())):
+                graph = self._graph(name)
+                if self.frames and name == FROM_FRAMES:
+                    self.frames.forget()
+                    self._copy_in()
                 for _ in range(runs):
-                    self._graph(name).launch(self.stream)
+                    graph.launch(self.stream)
         self.reset()
 
     def set(self, name: str, values: Array) -> None:
@@ -229,7 +233,7 @@ class Session(Executor):
 
     def _copy_in(self) -> None:
         """All inputs; where `images` on the device are those of frames, what lies behind them."""
-        if self.inputs.keys() - self.bound.keys():
+        if self.frames or self.inputs.keys() - self.bound.keys():
             at = self.behind if self.frames and self.frames.shown else 0
             self.driver.call("cuMemcpyHtoDAsync", self.slots + at, self.pinned + at, self.split - at, self.stream)
 

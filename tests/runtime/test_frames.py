@@ -4,6 +4,7 @@ what a steady camera costs."""
 from __future__ import annotations
 
 import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -401,6 +402,40 @@ def test_no_room_for_a_larger_frame(name: str, base: Path) -> None:
         del api.fail[name]
         assert np.array_equal(policy.infer({"base": WHOLE}).output, wanted)
     assert not api.live and not api.pinned
+
+
+def test_warm_reads_no_frame(base: Path) -> None:
+    """The last frames' memory may be gone: the caller's, or ours where a larger frame found no room."""
+    policy, api = opened(base)
+    with policy:
+        frame = OnNull(api, WHOLE)
+        policy.infer({"base": frame})
+        del api.live[frame.__cuda_array_interface__["data"][0]]  # its owner gives the memory back
+        policy.warm()
+        wanted = policy.infer({"base": WHOLE}).output
+        api.fail["cuMemAlloc"] = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        with pytest.raises(EnvironmentFault, match="too little free memory"):
+            policy.infer({"base": picture(480, 640)})
+        del api.fail["cuMemAlloc"]
+        policy.warm()
+        policy.executor.run()
+        assert np.array_equal(policy.executor.get("seen"), wanted)  # `images` are as they were
+        for _ in range(2):
+            assert np.array_equal(policy.infer({"base": WHOLE}).output, wanted)
+            policy.warm()
+
+
+def test_a_device_frame_lives_until_the_next_frame(base: Path) -> None:
+    """Also where that one is on the host."""
+    policy, api = opened(base)
+    with policy:
+        frame = OnNull(api, WHOLE)
+        alive = weakref.ref(frame)
+        policy.infer({"base": frame})
+        del frame
+        assert alive()
+        policy.infer({"base": WHOLE})
+        assert not alive()
 
 
 def test_rules_have_one_number_each() -> None:
