@@ -133,12 +133,11 @@ class Session(Executor):
     def _run(self, meanwhile: Callable[[], object]) -> None:
         frames = self.frames
         with self.driver.current():
-            if frames is None or not frames.given:
-                self._round_trip(self._graph(WHOLE), meanwhile)
-                return
-            graph = self._graph(FROM_FRAMES)
-            frames.begin()
+            graph = self._graph(FROM_FRAMES if frames and frames.given else WHOLE)
+            if frames and frames.given:
+                frames.begin()
             self._round_trip(graph, meanwhile)
+        if frames and frames.shown:  # also by an earlier run: `images` are still what it refused
             self.refused = frames.refusal()
 
     def run_stage(self, name: str, round: int = 0) -> None:

@@ -258,6 +258,8 @@ def test_a_float_out_of_range_on_the_device(value: float, tmp_path: Path) -> Non
                 assert caught.value.code == "input.image_range"
                 with pytest.raises(FrtcError, match="leaves"):
                     policy.executor.get("seen")
+                with pytest.raises(FrtcError, match="leaves"):  # once more on the same `images`
+                    policy.executor.run()
             assert np.isfinite(policy.infer({"base": OnNull(api, good), "wrist": good}).output).all()
 
 
