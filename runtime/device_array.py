@@ -84,13 +84,13 @@ def _from_dlpack(array: Any, stream: int) -> DeviceArray:
     kind, number = array.__dlpack_device__()
     if int(kind) not in (CUDA, CUDA_MANAGED):
         raise UsageError("slot.array", "the array is not in GPU memory")
-    try:
-        capsule = array.__dlpack__(stream=stream)  # never marked as used: it releases the array when it is dropped
-    except Exception as fault:  # whatever its owner raises, of a tensor that needs gradients for instance
-        raise UsageError("slot.array", f"the array is not shared: {fault}") from None
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = _Tensor.from_address(pointer(capsule, b"dltensor"))
+    try:
+        capsule = array.__dlpack__(stream=stream)  # never marked as used: it releases the array when it is dropped
+        tensor = _Tensor.from_address(pointer(capsule, b"dltensor"))
+    except Exception as fault:  # whatever its owner raises, of a tensor that needs gradients for instance; no capsule
+        raise UsageError("slot.array", f"the array is not shared: {fault}") from None
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else _packed(shape)
     dtype = KINDS.get((tensor.code, tensor.bits), "") if tensor.lanes == 1 else ""

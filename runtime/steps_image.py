@@ -223,7 +223,10 @@ def read_image(camera: Camera, image: object) -> Array:
 def on_device(image: object) -> bool:
     """Whether an array that is not NumPy's says that it lies in a GPU's memory."""
     if hasattr(image, "__dlpack_device__"):
-        return int(image.__dlpack_device__()[0]) in (CUDA, CUDA_MANAGED)
+        try:
+            return int(image.__dlpack_device__()[0]) in (CUDA, CUDA_MANAGED)
+        except Exception:  # whatever its owner raises: it lies on several devices, for instance, or on none
+            return False
     return hasattr(image, "__cuda_array_interface__")
 
 
@@ -235,7 +238,7 @@ def read_device(camera: Camera, image: object, driver: Driver, ordinal: int, str
         raise _not_of_type(camera, f"{name} array")
     _require_shape(camera, found.shape)
     device = driver.ordinal_of(found.address) if found.device is None else found.device
-    if device != ordinal or found.address % DTYPES[found.dtype].itemsize:
+    if device != ordinal or not found.address or found.address % DTYPES[found.dtype].itemsize:
         about = "no GPU" if device is None else f"GPU {device}"
         what = f"image {camera.role} is at {found.address:#x} on {about}, the Plan on GPU {ordinal}"
         raise FrtcError("input.image_device", what, [_declared(camera)], "copy it there, or pass a NumPy array")

@@ -3,6 +3,7 @@ what a steady camera costs."""
 
 from __future__ import annotations
 
+import ctypes
 import re
 import weakref
 from dataclasses import replace
@@ -198,6 +199,40 @@ def test_a_frame_through_dlpack(base: Path) -> None:
         with pytest.raises(UsageError, match="the array is not shared: it needs gradients") as caught:
             policy.infer({"base": Shared(api, WHOLE, fails=True)})
         assert caught.value.code == "slot.array"
+
+
+class Says:
+    """A frame that says of itself what a test wants."""
+
+    def __init__(self, device: Any, shared: Any = None) -> None:
+        self.device, self.shared = device, shared
+
+    def __dlpack_device__(self) -> Any:
+        if isinstance(self.device, Exception):
+            raise self.device
+        return self.device
+
+    def __dlpack__(self, stream: int) -> Any:
+        return self.shared
+
+
+def test_frames_whose_dlpack_is_none(base: Path) -> None:
+    """Errors of frtc, whatever an array says."""
+    nowhere = np.lib.stride_tricks.as_strided(WHOLE, WHOLE.shape, (0, 0, 0))
+    shared = nowhere.__dlpack__()
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    ctypes.c_void_p.from_address(address(shared, b"dltensor")).value = None
+    policy, _ = opened(base)
+    with policy:
+        for frame, code in (
+            (Says(BufferError("on two devices")), "input.image_dtype"), (Says(None), "input.image_dtype"),
+            (Says((2, 0)), "slot.array"), (Says((2, 0), WHOLE.__dlpack__(max_version=(1, 0))), "slot.array"),
+            (Says((2, 0), shared), "input.image_device"),
+        ):  # fmt: skip
+            with pytest.raises(FrtcError) as caught:
+                policy.infer({"base": frame})
+            assert caught.value.code == code
 
 
 def test_places_mix_and_change(tmp_path: Path) -> None:
