@@ -33,7 +33,7 @@ REGISTERS_MOST = 65536  # of a block
 EARLY_SM_LEAST = 90  # where a kernel can wait for those before it
 NUMBERS = {"i32": 4, "i64": 8, "f32": 4}  # parameter kinds that hold a number, and their bytes
 SIZES = {**NUMBERS, "tensormap": tensor_map.NBYTES}  # bytes of all kinds that are no addresses, which have 8
-MALFORMED = (ValueError, KeyError, IndexError, struct.error)  # what reading an ELF that is none raises
+MALFORMED = (ValueError, KeyError, IndexError, OverflowError, struct.error)  # what reading an ELF that is none raises
 POINTERS = ("operand", "result", "scratch", "counters")
 
 

@@ -422,6 +422,13 @@ def test_the_kernel_is_part_of_the_program(tmp_path: Path) -> None:
     with pytest.raises(FrtcError, match=r"frames\.1: holds 2 kernels, not one") as caught:
         open_plan(tmp_path / "c.plan")
     assert caught.value.code == "plan.invalid"
+    nowhere = bytearray(files["frames.1"])
+    nowhere[47] = 0x80  # the sections begin at byte 2**63
+    with PlanWriter(tmp_path / "d.plan", plan.program, files | {"frames.1": bytes(nowhere)}) as writer:
+        writer.finish({})
+    with pytest.raises(FrtcError, match=r"frames\.1: is no cubin") as caught:
+        open_plan(tmp_path / "d.plan")
+    assert caught.value.code == "plan.invalid"
 
 
 @pytest.mark.parametrize("name", ["cuMemAlloc", "cuMemHostAlloc"])
