@@ -128,7 +128,7 @@ def mainloop_refuses(p: Product, target: Target) -> str:
         return f"{p.m} rows, more than {FEW_ROWS}"
     if p.n % SIXTEEN:
         return f"{p.n} columns, not a multiple of {SIXTEEN}"
-    return "" if tiles_of(p, target) else "no share of K fits in shared memory, or all are too small"
+    return "" if tiles_of(p, target) else "no share of K fits in shared memory, all are too small, or too many blocks"
 
 
 def tiles_of(p: Product, target: Target) -> list[Tile]:

@@ -65,7 +65,8 @@ SITES = [*PLAIN, *EXPERT, *(s for s in OTHERS if not KERNELS[s.op].refuse(s, HOP
         (scaled(linear(65, 64, 128)), "65 rows, more than 64"),
         (scaled(linear(50, 72, 128)), "72 columns, not a multiple of 16"),
         (scaled(linear(50, 64, 128), "bf16"), "x is bf16 and w is e4m3; needs bf16, f16 or e4m3 for both"),
-        (linear(50, 64, 16384), "no share of K fits in shared memory, or all are too small"),
+        (linear(50, 64, 16384), "no share of K fits in shared memory, all are too small, or too many blocks"),
+        (linear(5, 20000, 1024), "no share of K fits in shared memory, all are too small, or too many blocks"),
     ],
 )  # fmt: skip
 def test_refusals(site: Site, reason: str) -> None:
