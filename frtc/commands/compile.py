@@ -39,8 +39,8 @@ def options(parser: argparse.ArgumentParser) -> None:
                         "without them FP8 finds one for each row as it runs")  # fmt: skip
     parser.add_argument("--family", choices=FAMILY_NAMES, help="native: the GPU's own instructions, where kernels "
                         "for them exist (hopper's default)")  # fmt: skip
-    parser.add_argument("--tune", action="store_true", help="measure kernels for every site on the GPU that is here, "
-                        "which must be the target's, and take the fastest")  # fmt: skip
+    parser.add_argument("--tune", action="store_true", help="measure kernels for every site, alone and in the whole "
+                        "program, on the GPU that is here, which must be the target's; take the fastest")  # fmt: skip
     parser.add_argument("--tune-seconds", type=float, metavar="S",
                         help=f"with --tune: begin no measurement after so long; default {SECONDS:g}")  # fmt: skip
     parser.add_argument("--tactics", type=Path, metavar="FILE", help="measured choices of kernels: with --tune written "

@@ -111,8 +111,8 @@ class Whole:
             if not i:
                 self._limit = max(TRIAL_S, TIMES * self._took)
                 self.before, self.seen, self.chosen = tried.times, tried, dict(start)
-            elif tried.failed or (why := self._wrong(tried)):
-                self.refused = tried.failed or why
+            elif why := tried.failed or self._wrong(tried):
+                self.refused = why
             elif tried.times["replay"] < GAIN * self.now["replay"]:
                 self.seen, self.chosen = tried, dict(start)
 
@@ -178,7 +178,7 @@ class Whole:
             except _Over:
                 cut = True
                 break
-            if why := tried.failed or self._wrong(tried):
+            if why := tried.failed or self._wrong(tried, place.key):
                 failed[name] = why
             else:
                 times[name] = tried.times
@@ -194,7 +194,7 @@ class Whole:
         if best == own or found.us(best) >= GAIN * found.us(own):
             return own
         again = self.worker.run(files[best], self._keys, self._limit)
-        if why := again.failed or self._wrong(again):
+        if why := again.failed or self._wrong(again, found.place.key):
             failed[best] = why
             return own
         mean = (found.us(best) + replace(found, times={best: again.times}).us(best)) / 2
@@ -237,13 +237,15 @@ class Whole:
         self._took = time.monotonic() - began
         return tried
 
-    def _wrong(self, tried: Tried) -> str:
-        """Why these are not the results of the same programs, or ""."""
-        for key, results in tried.probes.items():
-            if key in self.seen.probes and (why := differs(results, self.seen.probes[key], FAR)):
-                return why
-        why = differs(tried.outputs, self.seen.outputs, OUTPUTS_FAR)
-        return why.replace("its results", "its outputs", 1)
+    def _wrong(self, tried: Tried, key: str = "") -> str:
+        """Why these are not the results of the same programs, or "". key: the one site that differs, if it is one.
+
+        Its first call has the same operands as before. Those of calls behind it are apart by roundings, which weights
+        that nobody trained may enlarge.
+        """
+        if key in self.seen.probes and (why := differs(tried.probes.get(key, ()), self.seen.probes[key], FAR)):
+            return why
+        return differs(tried.outputs, self.seen.outputs, OUTPUTS_FAR).replace("its results", "its outputs", 1)
 
     def _left(self) -> float:
         return self.until - time.monotonic()

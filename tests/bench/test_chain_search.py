@@ -62,7 +62,7 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Search:
 
 def plant(folder: Path, does: Sequence[tuple[str, str, Any]] = ()) -> None:
     (folder / "planted.json").write_text(json.dumps({"sm": 90, "times": [], "whole": list(does)}))
-    (folder / "broken.json").write_text("[]")
+    (folder / "broken.json").write_text("{}")
 
 
 def table(monkeypatch: pytest.MonkeyPatch, places: Sequence[Place]) -> None:

@@ -32,7 +32,7 @@ def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Place]:
     planted, broken = tmp_path / "planted.json", tmp_path / "broken.json"
     plants: dict[str, Any] = {"sm": 90, "times": [[FAST, 1.0]], "whole": [], "emulate": True}
     planted.write_text(json.dumps(plants))
-    broken.write_text("[]")
+    broken.write_text("{}")
     found, real = list[Place](), tuned.places_of
 
     def few(*about: Any) -> list[Place]:

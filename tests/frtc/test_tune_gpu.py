@@ -89,7 +89,7 @@ def plans(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Plans:
         print(compile(folder / "ck", target.name, paths[name], OPTIONS, tuning=tuning).tuning)
 
     compiled("plain", Tuning())
-    compiled("tuned", Tuning(measure=True, file=kept, seconds=90.0))
+    compiled("tuned", Tuning(measure=True, file=kept, seconds=120.0))
     log = open_plan(paths["tuned"]).evidence["tuning"]
     lost = []
     for row in log["log"]:
@@ -142,6 +142,18 @@ def test_the_log_has_every_product_and_its_candidates(plans: Plans, target: Targ
     written = json.loads(plans.tactics.read_text())
     assert {line["site"] for line in written["tactics"]} == {row["site"] for row in log["log"]}
     assert written["gpu"] == log["gpu"]
+
+
+def test_sites_are_decided_in_the_chain(plans: Plans) -> None:
+    """Whole programs run on weights that nobody trained, and every candidate computes there what the others do."""
+    chain = plans.log["chain"]
+    print(json.dumps({k: v for k, v in chain.items() if k != "log"}))
+    for row in chain["log"]:
+        print(row["program"], row["chosen"], "|", row["site"], "|", [tuple(c.values()) for c in row["candidates"]])
+    assert chain["log"] and not chain["stopped"] and not chain["refused"]
+    assert not [c for row in chain["log"] for c in row["candidates"] if "failed" in c]
+    assert {"vision", "prefix", "denoise"} <= chain["before"].keys() == chain["after"].keys()
+    assert chain["after"]["replay"] <= 1.01 * chain["before"]["replay"]
 
 
 def test_the_same_tactics_make_the_same_plan(plans: Plans, target: Target, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +22,14 @@ from frtc.kernels.catalog import CATALOG, Choice, label
 from frtc.kernels.spec import Site
 from frtc.kernels.tactic import Tactic, Tactics, key_of, read_tactics
 from frtc.lowering.text import show_module
+from frtc.runtime.driver import Driver
+from frtc.runtime.emulator import POISON
+from frtc.runtime.plan import ARENA
+from frtc.runtime.session import Session
 from frtc.tuning import builders, search, trial, tuned, whole, worker
 from frtc.tuning.builder import Builder, Job, trial_of
 from frtc.tuning.builders import Builders
+from frtc.tuning.child import EMULATED
 from frtc.tuning.options import Tuning, TuningReport
 from frtc.tuning.questions import MOST, places_of, worth_trying
 from frtc.tuning.trial import Trial, exact_weights, run
@@ -31,6 +38,7 @@ from frtc.tuning.whole import Decided, NoBase, Whole
 from frtc.tuning.worker import Worker
 from tests.codegen.emulated import built, module_of, no_compiler
 from tests.frtc.test_tune import FAMILIES, HOPPER
+from tests.runtime.null_driver import NullApi
 
 TEXT = """
 graph g(x: bf16[40,256]) {
@@ -47,6 +55,7 @@ PLACES = {next(part for part in (UP, DOWN) if place.key.startswith(part)): place
           for place in places_of(built(module_of(TEXT)), HOPPER, FAMILIES, CATALOG, {})}  # fmt: skip
 OWN = {part: str(place.candidates[0]) for part, place in PLACES.items()}
 SECOND, THIRD = (str(PLACES[UP].candidates[i]) for i in (1, 2))
+NBYTES = {"i32": 4, "f32": 4, "tensormap": 128}  # of a parameter; others are addresses
 HERE = Path(__file__).parent
 Plant = Callable[..., None]
 Does = Sequence[tuple[str, str, Any]]  # (site, kernel, microseconds saved or a fault)
@@ -65,9 +74,9 @@ def job() -> Job:
 def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Processes that measure and build as planted; alone every candidate takes the same."""
 
-    def planted(does: Does = (), broken: Sequence[str] = (), **more: Any) -> None:
+    def planted(does: Does = (), broken: Sequence[str] = (), deadly: Sequence[str] = (), **more: Any) -> None:
         (tmp_path / "planted.json").write_text(json.dumps({"sm": 90, "times": [], "whole": list(does), **more}))
-        (tmp_path / "broken.json").write_text(json.dumps(list(broken)))
+        (tmp_path / "broken.json").write_text(json.dumps({"broken": list(broken), "deadly": list(deadly)}))
         tuner = (sys.executable, str(HERE / "fake_tuner.py"), str(tmp_path / "planted.json"))
         builder = (sys.executable, str(HERE / "fake_builder.py"), str(tmp_path / "broken.json"))
         monkeypatch.setattr(worker, "COMMAND", tuner)
@@ -165,17 +174,11 @@ def entry_of(name: str) -> str:
     return choice.kernel.stages(site, choice.config, HOPPER)[0].entry
 
 
-def test_a_process_that_compiles_and_dies_costs_its_candidate_only(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    plant([(DOWN, SECOND, 100.0)])
-    with Worker() as working, Builders(job(), 1) as building:
-        found = Whole(building, working, time.monotonic() + 60)
-        found.begin([{}], [place.key for place in PLACES.values()])
-        building._all[0].kill()  # as a compiler that traps
-        rows = list(found.run(list(PLACES.values()), ["g"], lambda what, share: None))
-    said = [why for row in rows for why in row.failed.values()]
-    assert len(said) == 1 and said[0].startswith("the process that compiles ended: signal 9")
+def test_a_compiler_that_dies_costs_its_candidate_only(plant: Plant) -> None:
+    only = str(PLACES[DOWN].candidates[-3])
+    plant([(DOWN, SECOND, 100.0)], deadly=[entry_of(only)])
+    _, (down, _) = searched()
+    assert down.failed == {only: "the process that compiles ended: signal 11"} and down.chosen == SECOND
 
 
 def test_a_lucky_time_is_no_gain(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +291,64 @@ def test_probes_see_the_call_and_the_one_behind_it(monkeypatch: pytest.MonkeyPat
     assert "nan" in search.differs(
         tuple(map(tuple, wrong["probes"][keys[0]])), tuple(map(tuple, right["probes"][keys[0]]))
     )
+
+
+class Api(NullApi):
+    """With the copies of weights on the device; keeps what was set to one value."""
+
+    def do_cuMemcpyHtoD(self, to: int, source: int, nbytes: int) -> None:
+        self.device(to, nbytes)[:] = ctypes.string_at(source, nbytes)
+
+    def do_cuMemcpyDtoH(self, to: int, source: int, nbytes: int) -> None:
+        ctypes.memmove(to, bytes(self.device(source, nbytes)), nbytes)
+
+    def do_cuMemcpyDtoD(self, to: int, source: int, nbytes: int) -> None:
+        self.device(to, nbytes)[:] = self.device(source, nbytes)
+
+
+def test_on_a_gpu_a_probe_is_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a driver that only records: weights everywhere, scratch memory poisoned, of the program what is looked at."""
+    one = made()
+    one = replace(one, cubins=dict.fromkeys(one.cubins, b"\x7fELF"))
+    sizes = {}
+    for call in (c for stage in one.program.stages for c in stage.calls):
+        for launch in call.launches:
+            kinds = (NBYTES.get(kind, 8) for kind, _ in launch.params)
+            sizes[one.program.kernels[launch.kernel].symbol] = tuple(kinds)
+    api, graphs = Api(sizes), list[Any]()
+    instantiate = api.do_cuGraphInstantiate
+    api.do_cuGraphInstantiate = lambda graph, flags: graphs.append(graph) or instantiate(graph, flags)  # type: ignore
+
+    class Recorded(Session):
+        def __init__(self, plan: Any, **more: Any) -> None:
+            super().__init__(plan, driver=Driver(api=api), **more)
+            sessions.append(self)
+
+    sessions = list[Session]()
+    monkeypatch.setattr(trial, "Session", Recorded)
+    monkeypatch.setattr(trial, "BLOCK", 1 << 12)
+    found = run(one, [PLACES[UP].key], gpu=True)
+    assert found["times"]["g"] == 1.0 and len(found["probes"][PLACES[UP].key]) == 2
+    (session,) = sessions
+    poisoned = [args for name, *args in api.log if name == "cuMemsetD8Async" and args[1] == POISON]
+    assert [args[0] for args in poisoned] == [session.addresses[ARENA]]
+    (g,) = one.program.stages
+    launches = sum(len(call.launches) for call in g.calls)
+    assert [len(graph.nodes) for graph in graphs] == [launches, launches, launches + 2]  # probe, whole, with events
+    assert api.calls["cuMemcpyDtoD"] > 4 and not api.live and not api.contexts
+
+
+def test_the_process_that_measures_runs_whole_programs(tmp_path: Path) -> None:
+    """The real one, emulated; it knows no chains."""
+    path = tmp_path / "trial"
+    path.write_bytes(pickle.dumps(made()))
+    with Worker((*worker.COMMAND, EMULATED)) as working:
+        tried = working.run(path, [PLACES[UP].key], 60.0)
+        again = working.run(path, [], 60.0)
+        gone = working.run(tmp_path / "gone", [], 60.0)
+    assert not tried.failed and tried.times["g"] > 0 and len(tried.probes[PLACES[UP].key]) == 2
+    assert again.outputs == tried.outputs and not again.probes
+    assert gone.failed.startswith("the measuring process ended: exit status 1: FileNotFoundError")
 
 
 def test_weights_that_random_bytes_are_no_values_of_are_refused() -> None:
