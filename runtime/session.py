@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ from frtc.runtime.upload import upload
 POINTER_ALIGN = 16  # bytes; kernels load vectors
 NON_BLOCKING = 1  # a stream that does not wait for the legacy default stream
 TURNS: defaultdict[int, Lock] = defaultdict(Lock)  # of a GPU: whose inference runs
-# Keys beside the stages' names: the whole inference, the same from raw frames on, and with events.
-WHOLE, FROM_FRAMES, TIMED = "", "\0frames", "\0timed"
+# Keys beside the stages' names: all of an inference, the same from raw frames on, with events; frames alone.
+WHOLE, FROM_FRAMES, TIMED, FRAMES = "", "\0frames", "\0timed", "\0images"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,23 +131,40 @@ class Session(Executor):
         self.frames.take(observation)
 
     def _run(self, meanwhile: Callable[[], object]) -> None:
-        frames = self.frames
         with self.driver.current():
-            graph = self._graph(FROM_FRAMES if frames and frames.given else WHOLE)
-            if frames and frames.given:
-                frames.begin()
-            self._round_trip(graph, meanwhile)
-        if frames and frames.shown:  # also by an earlier run: `images` are still what it refused
-            self.refused = frames.refusal()
+            given = self.frames and self.frames.given
+            self._on_frames([self._graph(FROM_FRAMES if given else WHOLE)], meanwhile)
 
     def run_stage(self, name: str, round: int = 0) -> None:
         self._check_stage(name, round)
         with self.driver.current():
-            self._graph(name).set_round(round)
-            self._round_trip(self._graph(name))
+            graph = self._graph(name)
+            graph.set_round(round)
+            given = self.frames and self.frames.given
+            self._on_frames([self._graph(FRAMES), graph] if given else [graph])
+
+    def _on_frames(self, graphs: Sequence[Graph], meanwhile: Callable[[], object] = lambda: None) -> None:
+        """On the frames that were taken, where there are some; what fails leaves them to the next run."""
+        frames = self.frames
+        if frames is None:
+            return self._round_trip(graphs, meanwhile)
+        given = frames.given
+        try:
+            if given:
+                frames.begin()
+            self._round_trip(graphs, meanwhile)
+        except BaseException:
+            if given:
+                frames.given, frames.shown = given, False
+            raise
+        if frames.shown:  # also by an earlier run: `images` are still what it refused
+            self.refused = frames.refusal()
 
     def replay(self) -> None:
         """Launch the inference on the stream, without copies and without waiting."""
+        if self.frames and self.frames.given:
+            what = "replay copies nothing, and frames were taken that it would leave out"
+            raise UsageError("input.frames", what, hint="run, or set images instead of taking frames")
         with self.driver.current():
             self._graph(WHOLE).launch(self.stream)
 
@@ -221,10 +238,11 @@ class Session(Executor):
             raise UsageError("slot.bound", f"slot {slot.name} lives in memory of the caller: read or write it there")
         return self.on_host[slot.name]
 
-    def _round_trip(self, graph: Graph, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def _round_trip(self, graphs: Sequence[Graph], meanwhile: Callable[[], object]) -> None:
         with self.turn:
             self._copy_in()
-            graph.launch(self.stream)
+            for graph in graphs:
+                graph.launch(self.stream)
             self._copy_out()
             self.launched_ns = time.perf_counter_ns()
             meanwhile()
@@ -359,10 +377,11 @@ class Session(Executor):
         if name not in self.graphs:
             if self.closed:
                 raise UsageError("session.closed", "the session is closed")
-            steps = unrolled(self.program.schedule) if name in (WHOLE, FROM_FRAMES, TIMED) else [(name, 0)]
+            whole = name in (WHOLE, FROM_FRAMES, TIMED)
+            steps = unrolled(self.program.schedule) if whole else [] if name == FRAMES else [(name, 0)]
             named = [(self.program.stage(stage), round) for stage, round in steps]
             events = self.events[2:] if name == TIMED else ()
-            lead = self.frames.lead if self.frames and name == FROM_FRAMES else None
+            lead = self.frames.lead if self.frames and name in (FROM_FRAMES, FRAMES) else None
             graph = Graph(self.driver, self.functions, self.addresses, named, events, lead)
             self._undo.append(graph.destroy)
             graph.upload(self.stream)

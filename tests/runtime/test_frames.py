@@ -22,6 +22,7 @@ from frtc.policy import Policy
 from frtc.runtime.driver import Driver
 from frtc.runtime.emulator import Emulator
 from frtc.runtime.frames import taps
+from frtc.runtime.graph import Graph
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.policy import Camera
 from frtc.runtime.session import Session
@@ -347,6 +348,44 @@ def test_images_may_still_be_set(base: Path) -> None:
         assert np.array_equal(policy.infer({"base": WHOLE}).output, wanted)
 
 
+def test_a_stage_alone_sees_the_frames_that_were_taken(base: Path) -> None:
+    policy, _ = opened(base)
+    frame = picture(48, 64)
+    with policy:
+        session, wanted = policy.executor, both(base, {"base": frame})[1]
+        policy.infer({"base": WHOLE})
+        for _ in range(2):
+            session.take({"base": frame})
+            with pytest.raises(UsageError, match="frames were taken that it would leave out") as caught:
+                session.replay()  # type: ignore[attr-defined]
+            assert caught.value.code == "input.frames"
+            session.run_stage("see")
+            assert np.array_equal(session.get("seen"), wanted)
+            session.run()  # `images` stay as they are
+            assert np.array_equal(session.get("seen"), wanted)
+
+
+@pytest.mark.parametrize("run", ["run", "see"])
+def test_a_run_that_fails_leaves_the_frames_to_the_next(run: str, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, _ = opened(base)
+    frame = picture(48, 64)
+    with policy:
+        session, wanted = policy.executor, both(base, {"base": frame})[1]
+        go = session.run if run == "run" else lambda: session.run_stage(run)
+        policy.infer({"base": WHOLE})
+        session.take({"base": frame})
+        with monkeypatch.context() as patch:
+
+            def fails(graph: Graph, stream: object) -> None:
+                raise FrtcError("driver.call", "no launch today")
+
+            patch.setattr(Graph, "launch", fails)
+            with pytest.raises(FrtcError, match="no launch today"):
+                go()
+        go()
+        assert np.array_equal(session.get("seen"), wanted)
+
+
 def test_a_steady_camera_builds_nothing(base: Path) -> None:
     """A handful of calls a frame: a copy of the frame, of the inputs, the launch, a copy back, the wait."""
     policy, api = opened(base)
@@ -433,17 +472,17 @@ def test_the_kernel_is_part_of_the_program(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cuMemAlloc", "cuMemHostAlloc"])
 def test_no_room_for_a_larger_frame(name: str, base: Path) -> None:
-    """An error of the environment; nothing leaks, and the frames of before still work."""
+    """An error of the environment; nothing leaks, no run goes on with other frames, and there may be room later."""
     policy, api = opened(base)
     with policy:
         wanted = policy.infer({"base": WHOLE}).output
         api.fail[name] = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-        for _ in range(2):
+        for go in (lambda: policy.infer({"base": picture(480, 640)}), policy.executor.run) * 2:
             with pytest.raises(EnvironmentFault, match="too little free memory"):
-                policy.infer({"base": picture(480, 640)})
-        policy.executor.run()
-        assert np.array_equal(policy.executor.get("seen"), wanted)
+                go()
         del api.fail[name]
+        policy.executor.run()
+        assert np.array_equal(policy.executor.get("seen"), both(base, {"base": picture(480, 640)})[1])
         assert np.array_equal(policy.infer({"base": WHOLE}).output, wanted)
     assert not api.live and not api.pinned
 
@@ -462,8 +501,6 @@ def test_warm_reads_no_frame(base: Path) -> None:
             policy.infer({"base": picture(480, 640)})
         del api.fail["cuMemAlloc"]
         policy.warm()
-        policy.executor.run()
-        assert np.array_equal(policy.executor.get("seen"), wanted)  # `images` are as they were
         for _ in range(2):
             assert np.array_equal(policy.infer({"base": WHOLE}).output, wanted)
             policy.warm()
