@@ -120,6 +120,8 @@ def diff(a: Path, b: Path, options: Options | None = None, progress: Progress = 
             plan.verify()
     notes = [*ours.notes, *theirs.notes]
     both = (plans[0], plans[1]) if plans[0] and plans[1] else None
+    if both and (files := _other_files(*both)):
+        notes.append(f"other files of the program differ: {', '.join(files)}")
     numbers = _numbers(ours, theirs, both, options, progress, notes)
     return Diff(
         a=ours,
@@ -132,6 +134,13 @@ def diff(a: Path, b: Path, options: Options | None = None, progress: Progress = 
         numbers=numbers,
         notes=tuple(notes),
     )
+
+
+def _other_files(a: Plan, b: Plan) -> list[str]:
+    """Those that differ, or that one Plan has, beside kernels that launches name: the tokenizer, camera frames."""
+    kernels = {entry.cubin for plan in (a, b) for entry in plan.program.kernels}
+    ours, theirs = a.files(), b.files()
+    return sorted(name for name in {*ours, *theirs} - kernels if ours.get(name) != theirs.get(name))
 
 
 def _config(a: Side, b: Side) -> tuple[int, tuple[Change, ...]]:

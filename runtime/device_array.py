@@ -99,13 +99,17 @@ def _from_dlpack(array: Any, stream: int) -> DeviceArray:
 
 def _from_interface(array: Any) -> DeviceArray:
     about = array.__cuda_array_interface__
-    stored = np.dtype(about["typestr"])
-    dtype = next((t.name for t in DTYPES.values() if t.numpy == stored), "")
-    shape, steps = tuple(about["shape"]), about.get("strides")
-    if steps and any(step % stored.itemsize for step in steps):
+    try:
+        stored, shape = np.dtype(about["typestr"]), tuple(int(n) for n in about["shape"])
+        steps = about.get("strides") or tuple(step * stored.itemsize for step in _packed(shape))
+        address, stream = int(about["data"][0] or 0), about.get("stream")
+        strides = tuple(int(step) // stored.itemsize for _, step in zip(shape, steps, strict=True))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as fault:
+        raise UsageError("slot.array", f"the array says nonsense of itself: {fault!r}") from None
+    if any(step % stored.itemsize for step in steps):
         raise UsageError("slot.array", f"the array has strides of {list(steps)} bytes for {stored}")
-    strides = tuple(step // stored.itemsize for step in steps) if steps else _packed(shape)
-    return DeviceArray(about["data"][0] or 0, dtype, shape, None, array, strides, about.get("stream"))
+    dtype = next((t.name for t in DTYPES.values() if t.numpy == stored), "")
+    return DeviceArray(address, dtype, shape, None, array, strides, stream)
 
 
 def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:

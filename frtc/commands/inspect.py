@@ -12,8 +12,10 @@ from frtc.console import Result, size, table
 from frtc.policy import notes
 from frtc.products import precision_data, precision_line, precision_rows, products_of
 from frtc.report import launches_of, memory_rows
+from frtc.runtime.frames import step_of
 from frtc.runtime.plan import Repeat, Run, unrolled
 from frtc.runtime.plan_file import Plan, open_plan
+from frtc.runtime.policy import Images, Policy
 from frtc.trust import proof_rows, trust_of
 
 PARTS = ("calls", "kernels", "sites", "weights")
@@ -33,6 +35,13 @@ def run(args: argparse.Namespace) -> Result:
     return Result("\n".join(text), _data(plan))
 
 
+def frames_on(plan: Plan) -> str:
+    """Where a session on a GPU resizes camera frames; "" where the policy has no cameras."""
+    if not plan.program.policy or Policy.from_json(plan.program.policy).find(Images) is None:
+        return ""
+    return "device" if step_of(plan.program, plan.files()) else "host, compile again to have the device do it"
+
+
 def _summary(plan: Plan) -> str:
     p = plan.program
     count = launches_of(p)
@@ -46,6 +55,7 @@ def _summary(plan: Plan) -> str:
         *notes(plan),
         "inputs and outputs of the device",
         table([(name, type, what.rstrip("s")) for name, type, what in slots]),
+        *([f"camera frames: resized on the {where}"] if (where := frames_on(plan)) else []),
         "programs",
         table(stages),
         f"schedule: {_schedule(p.schedule)}, {sum(count[name] for name, _ in unrolled(p.schedule))} launches in all",
@@ -138,6 +148,7 @@ def _data(plan: Plan) -> dict[str, Any]:
         "outputs": [asdict(s) for s in p.outputs],
         "launches": launches_of(p),
         "graph_nodes": sum(launches_of(p)[name] for name, _ in unrolled(p.schedule)),
+        "frames": frames_on(plan).split(",")[0] or None,
         "memory": {"weights": p.weights_nbytes, "arena": p.arena_nbytes, "state": p.state_nbytes},
         "kernels": [asdict(k) for k in p.kernels],
         "weights": [asdict(w) for w in p.weights],

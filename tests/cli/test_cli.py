@@ -115,6 +115,7 @@ def test_inspect(capsys: Capture, demo: Demo) -> None:
     assert said.code == 0 and "schedule: vision, prefix, let.x_t, denoise.once, 10 x (denoise)" in said.out
     assert "assumed: actions = absolute" in said.out and "tensor(" in said.out
     data = call(capsys, "inspect", demo.plan, "--json").json()
+    assert data["frames"] == "device" and "camera frames: resized on the device" in said.out
     program = open_plan(demo.plan).program
     assert data["graph_nodes"] == sum(data["launches"].values()) + 9 * data["launches"]["denoise"]
     assert len(data["weights"]) == len(program.weights) and len(data["kernels"]) == len(program.kernels)

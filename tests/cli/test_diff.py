@@ -18,8 +18,10 @@ from frtc import observation
 from frtc.models.checkpoint import open_checkpoint, read_header
 from frtc.models.synthetic import write_checkpoint
 from frtc.runtime.plan_file import Plan, open_plan
+from frtc.runtime.policy import Camera
 from tests.cli.face import Said, call
 from tests.conftest import Demo
+from tests.runtime import frames_plan
 
 Capture = pytest.CaptureFixture[str]
 UP = "paligemma_with_expert.gemma_expert.model.layers.1.mlp.up_proj.weight"
@@ -216,6 +218,15 @@ def test_one_program_is_said_at_once(
     said = call(capsys, "diff", demo.plan, copy, "--exit-code")
     assert said.code == 0 and f"one program, plan {open_plan(copy, verify=False).plan_id}" in said.out
     assert differing(capsys, demo.plan, copy)["same"] is True
+
+
+def test_one_plan_has_the_kernel_for_camera_frames(capsys: Capture, tmp_path: Path) -> None:
+    step = frames_plan.images([Camera("base", "x")])
+    new = frames_plan.write(tmp_path / "new.plan", step)
+    old = frames_plan.write(tmp_path / "old.plan", step, frames=False)
+    said = call(capsys, "diff", old, new)
+    assert "other files of the program differ: frames.1" in said.out
+    assert "camera frames: resized on the host, compile again" in call(capsys, "inspect", old).out
 
 
 def test_a_checkpoint_without_tokenizer(capsys: Capture, demo: Demo, tmp_path: Path) -> None:

@@ -256,6 +256,18 @@ def test_bound_before_the_graph_is_built(session: Session, api: NullApi) -> None
     assert nodes[-1][3].arguments[3] == 0xABC000 and api.calls["cuGraphExecKernelNodeSetParams"] == 0
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"data": None}, {"typestr": "zz"}, {"strides": (4,)}, {"shape": 3}, {"data": ("x", 0)}],
+    ids=str,
+)  # fmt: skip
+def test_interfaces_that_say_nonsense(wrong: dict[str, Any], session: Session) -> None:
+    array = OnGpu(0xABC000, (3, 8))
+    array.__cuda_array_interface__ |= wrong
+    with pytest.raises(UsageError, match="the array says nonsense of itself") as caught:
+        session.bind("x", array)
+    assert caught.value.code == "slot.array"
+
+
 def test_dlpack(session: Session) -> None:
     memory = np.zeros(64, np.uint8)
     at = -memory.ctypes.data % 16
