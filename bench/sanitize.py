@@ -7,7 +7,7 @@ for it fails the run, as any error that a tool reports elsewhere does. All runs 
 case that does not end in QUIET seconds is named and left, and so are later ones of its kernel: they are not judged,
 which is not clean. A table, sanitize.json, and a log for each run, written as it goes: SIGTERM ends all with a table.
 
-The tool is $SANITIZER, .sanitizer/compute-sanitizer, that of a pip package beside torch, or CUDA's. What 2025.3, of
+The tool is $SANITIZER, that of a pip package beside torch, or CUDA's. What 2025.3, of
 CUDA 13.0, does not see or sees wrongly, by the release notes of 2026.4:
     copies by tensor maps (cp.async.bulk.tensor) are seen by no tool; memcheck of 2026.2 checks them, and is asked to
     what wgmma reads is checked for its bounds, not for races
@@ -46,7 +46,7 @@ from frtc.errors import EnvironmentFault
 from tests.kernels.sanitized import DONE, FAMILIES, PROCESS, TOOLS, cases_of, fault_job
 
 FAULTY, PLAN = "faulty", "plan"
-CARRIED, INSTALLED = Path(".sanitizer/compute-sanitizer"), Path("/usr/local/cuda/bin/compute-sanitizer")
+INSTALLED = Path("/usr/local/cuda/bin/compute-sanitizer")
 EXIT_CODE = 86  # of the tool, where it reports anything
 SECONDS = 150.0  # of all, from the start
 QUIET = 25.0  # seconds that a case may take, with the start of the program before the first one
@@ -153,7 +153,7 @@ def sanitizer() -> Path:
     """The program; $SANITIZER names another one."""
     wheels = [Path(folder) / "nvidia/cu13/compute-sanitizer/compute-sanitizer" for folder in sys.path]
     named = os.environ.get("SANITIZER")
-    tried = [Path(named)] if named else [CARRIED, *wheels, INSTALLED]
+    tried = [Path(named)] if named else [*wheels, INSTALLED]
     for path in tried:
         if path.is_file():
             return path.resolve()
