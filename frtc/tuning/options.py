@@ -57,7 +57,8 @@ class TuningReport:
     def to_json(self) -> dict[str, Any]:
         log = {k: v for k, v in (self.log or {}).items() if k not in ("log", "chain")}
         if self.log and (chain := self.log.get("chain")):
-            log["chain"] = {k: v for k, v in chain.items() if k != "log"} | {"sites": len(chain["log"])}
+            decided = {row["site"]: row["chosen"] for row in chain["log"]}
+            log["chain"] = {k: v for k, v in chain.items() if k != "log"} | {"decided": decided}
         about = {"sites": self.sites, "measured": dict(self.measured), "ignored": [list(i) for i in self.ignored]}
         return {**about, "tuned": log, "written": self.written}
 
@@ -96,7 +97,8 @@ def _chain_rows(chain: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         return
     rows, before, after = chain["log"], chain["before"], chain["after"]
     failed = sum("failed" in c for row in rows for c in row["candidates"])
-    text = f"{len(rows)} sites in {chain['seconds']:.0f} s, each in its place in the whole program"
+    changed = sum(row["chosen"] != row["before"] for row in rows)
+    text = f"{len(rows)} sites in {chain['seconds']:.0f} s, {changed} with another kernel than before"
     yield "in the chain", text + (f"; {failed} candidates failed" if failed else "")
     for name in sorted(after, key=lambda name: -after[name]):
         if after[name] >= SHOWN_SHARE * after["replay"]:

@@ -1,14 +1,15 @@
 """A whole program on weights that nobody trained: no checkpoint is read, so another kernel is a second away.
 
 Weights are bytes that are ordinary numbers in every float type; time does not depend on their values. What their
-expressions make of constants alone (positions, times) is there as it is. Results mean nothing, but of the same program
-with other kernels they are the same: of the outputs about, and of a call within, on the same operands, exactly but for
-the order of its sums. A probe looks at such a call: the program up to the one behind it, in scratch memory full of NaN,
-so that what is not written shows.
+expressions make of constants alone (positions, times) is there as it is, and scales of FP8 suit the other weights.
+Results mean nothing, but of the same program with other kernels they are the same: of the outputs about, and of a call
+within, on the same operands, exactly but for the order of its sums. A probe looks at such a call: the program up to the
+one behind it, in scratch memory full of NaN, so that what is not written shows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ import numpy as np
 from frtc.codegen.build import Built
 from frtc.codegen.weights import pieces
 from frtc.lowering.ir import walk
+from frtc.lowering.ops import OPS
 from frtc.runtime.emulator import POISON, Emulator
 from frtc.runtime.executor import Executor
 from frtc.runtime.plan import ARENA, WEIGHTS, Program, Stage, unrolled
@@ -30,6 +32,7 @@ from frtc.runtime.session import Session
 Array = np.ndarray[Any, Any]
 BLOCK = 64 << 20  # bytes of random weights that are drawn; on the device they are repeated
 FLOATS = ("f32", "bf16", "f16", "e4m3")
+E4M3, WEIGHT_RMS = 16.0, 1.2  # what values are stored times; of random bytes read as e4m3
 SAMPLES, WARM_UP = 40, 5
 ELEMENTS = 512  # of each result that are compared
 PROBE = "probe "  # begins the names of their stages
@@ -38,7 +41,7 @@ PROBE = "probe "  # begins the names of their stages
 @dataclass(frozen=True, slots=True)
 class Trial:
     """kernels  site -> kernel and config, as they are in the program
-    exact    (offset, bytes) of weights that are made of constants alone
+    exact    (offset, bytes) of weights that are not random: made of constants alone, and scales
     inputs   of an inference, by name
     probes   site -> (program, place of the site's first call in it)
     """
@@ -93,6 +96,24 @@ def exact_weights(built: Built) -> Iterator[tuple[int, bytes]]:
         stored = np.zeros(entry.stored_shape or (1,), values.dtype)
         stored[..., : values.shape[-1]] = values
         yield entry.offset, stored.tobytes()
+
+
+def scales(program: Program) -> Iterator[tuple[int, bytes]]:
+    """Offset and bytes of FP8's scales, so that values are about 1 and stored e4m3 about E4M3: with random ones nearly
+    all are stored as 0, whatever computed them."""
+    offsets, done = [entry.offset for entry in program.weights], set[int]()
+    for call in (call for stage in program.stages for call in stage.calls):
+        names = OPS[call.op].operands if call.op in OPS else ()
+        for name, ref in zip(names, call.operands, strict=False):
+            if name not in ("alpha", "inv") or ref is None or ref.space != WEIGHTS:
+                continue
+            entry = program.weights[bisect(offsets, ref.offset) - 1]
+            x = call.operands[0]
+            if entry.dtype == "f32" and x is not None and entry.offset not in done:
+                done.add(entry.offset)
+                gain = WEIGHT_RMS * (x.shape[-1] ** 0.5) * (E4M3 if x.dtype == "e4m3" else 1.0)
+                value = E4M3 if name == "inv" else 1.0 / gain
+                yield entry.offset, np.full(entry.nbytes // 4, value, np.float32).tobytes()
 
 
 def plan_in_memory(

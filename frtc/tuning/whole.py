@@ -61,7 +61,7 @@ class Decided:
         tried = [{"kernel": name, "us": round(self.us(name), 2)} for name in self.times if name not in self.failed]
         failed = [{"kernel": name, "failed": why} for name, why in self.failed.items()]
         about = {"program": self.program, "site": self.place.key, "candidates": [*tried, *failed]}
-        return about | {"chosen": self.chosen, **({"cut": True} if self.cut else {})}
+        return about | {"before": self.before, "chosen": self.chosen, **({"cut": True} if self.cut else {})}
 
 
 @dataclass(slots=True)

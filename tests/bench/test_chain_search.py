@@ -22,7 +22,9 @@ from frtc.codegen.nvrtc import Cubin
 from frtc.errors import UsageError
 from frtc.kernels.tactic import Tactics, read_tactics
 from frtc.tuning import builders
+from frtc.tuning.builder import Builder
 from frtc.tuning.questions import Place
+from frtc.tuning.trial import run
 
 (CASE,) = cases("pi05", "cpu")
 PROGRAM = "denoise"
@@ -149,3 +151,15 @@ def test_what_is_prepared_is_every_product_and_attention(whole: Prepared) -> Non
     assert {program for place in places for program in place.calls} >= {"vision", "prefix", "denoise"}
     assert {place.key.partition("(")[0] for place in places} <= set(chain_search.OPS)
     assert all(len(place.candidates) == 2 for place in places) and int(job.inputs["n"]) == CASE.shape.prompt
+
+
+def test_values_in_fp8_are_no_zeros(whole: Prepared) -> None:
+    """Else a kernel that computes nothing passed for one that does."""
+    job, places = whole
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(build, "compile_all", lambda jobs, **more: [Cubin(b"", one.entry) for one in jobs])
+        trial = Builder(job).trial(())
+    keys = [place.key for place in places if "e4m3" in place.key]
+    found = run(trial, keys, gpu=False)
+    zeros = {key: max(sum(x == 0 for x in some) / len(some) for some in found["probes"][key]) for key in keys}
+    assert len(zeros) > 9 and max(zeros.values()) < 0.5

@@ -391,12 +391,15 @@ def test_the_chain_decides_after_the_sites(plant: Plant, tmp_path: Path) -> None
     assert [row["chosen"] for row in chain["log"]] and not chain["stopped"] and not chain["not_reached"]
     assert chain["before"]["g"] == 1000.0 and chain["after"]["g"] == 900.0
     text = str(report)
-    assert "in the chain  2 sites in " in text and "g 1.000 ms before, 0.900 after" in text
-    assert {"tune, site 1 of 2", "tune in the chain, g, site 2 of 2"} <= set(progress)
     assert (
-        report.to_json()["tuned"]["chain"]["after"] == chain["after"]
-        and "log" not in report.to_json()["tuned"]["chain"]
+        "in the chain  2 sites in " in text
+        and ", 1 with another kernel than before" in text
+        and "g 1.000 ms before, 0.900 after" in text
     )
+    assert {"tune, site 1 of 2", "tune in the chain, g, site 2 of 2"} <= set(progress)
+    said = report.to_json()["tuned"]["chain"]
+    assert said["decided"] == {PLACES[UP].key: THIRD, PLACES[DOWN].key: SECOND}
+    assert said["after"] == chain["after"] and "log" not in said
     again, used = build_with(Tuning(file=file))
     assert again.program == first.program and used.measured == {"t.json": 2}
     assert read_tactics(file, "hopper").gpu == "Planted"
