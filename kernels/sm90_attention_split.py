@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.sm90_attention import LAUNCH_US, PANEL, SLOWER, WIDTHS, maps_of, pack, params_of, refuse_kind
 from frtc.kernels.smxx_attention import MAX_GRID_Z, Shape, operands_of
@@ -56,13 +58,10 @@ def smem_bytes(shape: Shape, rows: int, split: int) -> int:
 def candidates(site: Site, target: Target) -> list[tuple[Config, str]]:
     """All tiles, each with the reason why it is left out, or ""."""
     shape = Shape.of(site)
-    found = []
-    for rows in TILES:
-        for split in SPLITS:
-            for alone in (False, True):
-                config = {"ROWS": rows, "SPLIT": split, "ALONE": alone}
-                found.append((config, _exclude(rows, split, alone, shape, target)))
-    return found
+    return [
+        ({"ROWS": rows, "SPLIT": split, "ALONE": alone}, _exclude(rows, split, alone, shape, target))
+        for rows, split, alone in itertools.product(TILES, SPLITS, (False, True))
+    ]
 
 
 def _exclude(rows: int, split: int, alone: bool, shape: Shape, target: Target) -> str:
