@@ -28,7 +28,7 @@ SPLITS = (1, 2, 4, 8)
 # those take two, and the launch is as slow as they are. But blocks of the next launch do not fit beside large ones.
 NAMES = ("SPLIT", "RELEASE", "ALONE")
 
-# Times in us and clocks, about: bench/results/chain_search.json fits them at the sizes that it knows.
+# Times in us and clocks, about and not fitted: at the sizes that were searched in the chain the target's table decides.
 CLOCK = 1.75e9
 LAUNCH_US, FIRST_BYTE_US = 0.75, 0.5
 L2_BYTES_PER_CLOCK = 64  # of an SM
