@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -83,7 +85,8 @@ def of_plan(plan: Plan, size: tuple[int, int], count: int) -> list[Row]:
         replay = Spread.of([took_us(lambda: replayed(session)) for _ in range(count + WARM_UP)][WARM_UP:]).row()
         for kind, place in kinds().items():
             given = seen | {role: place(frame) for role, frame in frames.items()}
-            rows.append({"frames": kind} | latency(policy, given, count, WARM_UP))
+            found = latency(policy, given, count, WARM_UP)
+            rows.append({"frames": kind} | found | {"calls_us": calls_us(policy, given, count)})
         kernel = kernel_us(session)
         step, session.frames = session.frames, None  # the host's own step
         rows.append({"frames": "resized by the host"} | latency(policy, seen | frames, max(count // 10, 1), 3))
@@ -91,6 +94,27 @@ def of_plan(plan: Plan, size: tuple[int, int], count: int) -> list[Row]:
     height, width = size
     about = {"size": f"{len(frames)} x {height} x {width}", "replay_us": replay, "kernel_us": kernel}
     return [about | row for row in rows]
+
+
+def calls_us(policy: Policy, seen: Mapping[str, Any], count: int) -> Row:
+    """What each function of the driver takes the host in an inference; what is called twice counts twice."""
+    driver = policy.executor.driver  # type: ignore[attr-defined]
+    call, samples = driver.call, defaultdict[str, list[float]](list)
+
+    def timed(name: str, *arguments: Any) -> Any:
+        started = time.perf_counter_ns()
+        try:
+            return call(name, *arguments)
+        finally:
+            samples[name].append((time.perf_counter_ns() - started) / 1e3)
+
+    driver.call = timed
+    try:
+        for _ in range(count):
+            policy.infer(seen)
+    finally:
+        del driver.call
+    return {name: Spread.of(taken).row() | {"calls": len(taken) / count} for name, taken in samples.items()}
 
 
 def replayed(session: Session) -> None:
@@ -171,6 +195,9 @@ def main() -> int:
         rows += of_plan(open_plan(plan_path(shape), verify=False), size, arguments.runs)
     copies = {f"{h} x {w}": copies_us((h, w)) for _, (h, w) in SETS}
     print(shown(rows))
+    print("driver calls of an inference, pageable frames: times, p50 and p99 us on the host")
+    called = rows[0]["calls_us"].items()
+    print(table([(name, f"{at['calls']:g}", f"{at['p50']:.1f}", f"{at['p99']:.1f}") for name, at in called]))
     print(*(f"{size}: {way} {at['p50']:.0f} us" for size, ways in copies.items() for way, at in ways.items()), sep="\n")
     bars = bars_of(rows[0], rows[0]["replay_us"]["p50"])
     found = {"rows": rows, "copies_us": copies, "bars": bars}

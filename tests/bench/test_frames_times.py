@@ -46,7 +46,9 @@ def test_on_a_driver_that_does_nothing(plan: Plan, monkeypatch: pytest.MonkeyPat
     for row in rows:
         parts = sum(row[part]["min"] for part in ("copy", "launch", "wait", "finish"))
         assert 0 < parts <= row["total"]["max"] + 0.01
-    assert rows[2]["copy"]["max"] == 0.0
+    assert rows[2]["copy"]["max"] == 0.0 and "calls_us" not in rows[2]
+    calls = {name: at["calls"] for name, at in rows[0]["calls_us"].items()}
+    assert calls["cuGraphLaunch"] == calls["cuMemcpyDtoHAsync"] == 1 and calls["cuMemcpyHtoDAsync"] == 3
     lines = frames_times.shown(rows).splitlines()
     assert len(lines) >= 4 and "launch p99" in lines[0] and "2 x 48 x 64" in lines[-1]
 
