@@ -6,9 +6,10 @@ import math
 
 from frtc.kernels import smxx_attention
 from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.sm90_room import alone, fitting
 from frtc.kernels.smxx_attention import MAX_GRID_Z, Shape, inv_of, operands_of, per_row_of
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage, TensorMap
-from frtc.kernels.targets import KiB, Target
+from frtc.kernels.targets import Target
 
 SOURCE = "sm90_attention.cuh"
 ROWS, PANEL, THREADS = 64, 64, 256  # packed rows of a block; columns of 128 bytes; two warpgroups
@@ -131,7 +132,7 @@ def cost(site: Site, config: Config, target: Target) -> float:
 def _waves(shape: Shape, bn: int, target: Target) -> tuple[int, int]:
     """How often all SMs get blocks, and how many an SM has at a time."""
     blocks = _blocks(shape)
-    by_smem = target.smem_per_sm // (_smem(shape, bn, target) + KiB)
+    by_smem = fitting(_smem(shape, bn, target), target)
     per_sm = max(1, min(by_smem, 2 if out_width(shape.dv) + bn <= SHARED_COLUMNS else 1))
     return _ceil_div(blocks, per_sm * target.sms), min(per_sm, _ceil_div(blocks, target.sms))
 
@@ -141,10 +142,9 @@ def _blocks(shape: Shape) -> int:
 
 
 def _smem(shape: Shape, bn: int, target: Target) -> int:
-    """Bytes that a block asks for. Where all blocks have an SM of their own, so many that none takes two: a launch that
-    begins early finds some SMs free before others, and would be as slow as those that then have two."""
+    """Bytes that a block asks for: where there are no more blocks than SMs, so many that each has one."""
     used = smem_bytes(shape.d, shape.dv, bn)
-    return max(used, target.smem_per_sm // 2) if _blocks(shape) <= target.sms else used
+    return alone(used, target) if _blocks(shape) <= target.sms else used
 
 
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:

@@ -176,8 +176,9 @@ __device__ __forceinline__ void merge_packet(const unsigned char* sums, const Sh
         const u32 pairs[4] = {packet.x, packet.y, packet.z, packet.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            all[2 * i] = fmaf(shares.of[r], __uint_as_float(pairs[i] << 16), all[2 * i]);
-            all[2 * i + 1] = fmaf(shares.of[r], __uint_as_float(pairs[i] & 0xffff0000u), all[2 * i + 1]);
+            const float2 two = unpack_bf16(pairs[i]);
+            all[2 * i] = fmaf(shares.of[r], two.x, all[2 * i]);
+            all[2 * i + 1] = fmaf(shares.of[r], two.y, all[2 * i + 1]);
         }
     }
     u32 x[4];

@@ -6,17 +6,16 @@ import itertools
 
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.sm90_attention import LAUNCH_US, PANEL, SLOWER, WIDTHS, maps_of, pack, params_of, refuse_kind
+from frtc.kernels.sm90_room import CLUSTERED, alone, fitting
 from frtc.kernels.smxx_attention import MAX_GRID_Z, Shape, operands_of
 from frtc.kernels.spec import Config, Kernel, Param, Site, Stage
-from frtc.kernels.targets import KiB, Target
+from frtc.kernels.targets import Target
 
 SOURCE = "sm90_attention_split.cuh"
 THREADS = 128
 TILES = (32, 16, 64)  # rows of a cluster, in order of preference where costs are equal
 SPLITS = (8, 4, 2)  # blocks of a cluster
 REGISTERS = 210  # a thread's sums and probabilities: what 255 hold without spilling
-# Blocks of clusters of this size that an H200 holds at once, one on an SM: its GPCs have 16 or 18 SMs.
-CLUSTERED = {2: 132, 4: 120, 8: 112}
 MOST_BLOCKS = 2  # of 128 threads and up to 255 registers on an SM
 
 
@@ -59,12 +58,12 @@ def candidates(site: Site, target: Target) -> list[tuple[Config, str]]:
     """All tiles, each with the reason why it is left out, or ""."""
     shape = Shape.of(site)
     return [
-        ({"ROWS": rows, "SPLIT": split, "ALONE": alone}, _exclude(rows, split, alone, shape, target))
-        for rows, split, alone in itertools.product(TILES, SPLITS, (False, True))
+        ({"ROWS": rows, "SPLIT": split, "ALONE": single}, _exclude(rows, split, single, shape, target))
+        for rows, split, single in itertools.product(TILES, SPLITS, (False, True))
     ]
 
 
-def _exclude(rows: int, split: int, alone: bool, shape: Shape, target: Target) -> str:
+def _exclude(rows: int, split: int, single: bool, shape: Shape, target: Target) -> str:
     keys, smem = keys_of(shape, split), smem_bytes(shape, rows, split)
     if not keys:
         return f"{_ceil_div(shape.sk, split)} keys of a block: a product has up to {WIDTHS[-1]}"
@@ -78,7 +77,7 @@ def _exclude(rows: int, split: int, alone: bool, shape: Shape, target: Target) -
         return f"{rows - shape.sq * pack(shape, rows)} of {rows} rows would be empty"
     if split > 2 and keys_of(shape, split // 2) == keys:
         return f"half as many blocks hold all {shape.sk} keys"
-    if alone and (_per_sm(smem, target) == 1 or _blocks(shape, rows, split) > CLUSTERED[split]):
+    if single and (_per_sm(smem, target) == 1 or _blocks(shape, rows, split) > CLUSTERED[split]):
         return "an SM takes one block anyway, or there are more than SMs"
     return ""
 
@@ -122,13 +121,13 @@ def _waves(shape: Shape, config: Config, target: Target) -> tuple[int, int]:
 
 
 def _per_sm(smem: int, target: Target) -> int:
-    return max(1, min(MOST_BLOCKS, target.smem_per_sm // (smem + KiB)))
+    return max(1, min(MOST_BLOCKS, fitting(smem, target)))
 
 
 def _smem(shape: Shape, config: Config, target: Target) -> int:
-    """Bytes that a block asks for. ALONE: so many that an SM takes one block (sm90_few_gemm says why)."""
+    """Bytes that a block asks for. ALONE: so many that an SM takes one block."""
     used = smem_bytes(shape, config["ROWS"], config["SPLIT"])
-    return max(used, target.smem_per_sm // 2) if config["ALONE"] else used
+    return alone(used, target) if config["ALONE"] else used
 
 
 def _blocks(shape: Shape, rows: int, split: int) -> int:

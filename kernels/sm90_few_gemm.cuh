@@ -124,7 +124,7 @@ __device__ __forceinline__ void few_send(const float (&acc)[TILE::ROWS / 2], con
     }
 }
 
-// v += eight neighbouring columns of a row, those of octet `eight`, as one block has sent them; at: of the row's pair.
+// v += eight neighbouring columns of a row, those of an octet, as one block has sent them; at: of the row's pair.
 template <typename TILE>
 __device__ __forceinline__ void few_add(float (&v)[8], u32 at, int octet, int second) {
     if constexpr (TILE::UNIT == 16) {

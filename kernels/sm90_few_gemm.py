@@ -15,18 +15,17 @@ from frtc.kernels import sm90_gemm, sm90_moments_gemm, smxx_rope_gemm
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.mainloop import Mainloop
 from frtc.kernels.product import Argument, Matrix, Product, epilogue_refuses, params_of, product_of, types_of
-from frtc.kernels.sm90_gemm import BEGUN, CLUSTERED, FACTOR_BYTES, FEW_ROWS, ROW, WAITED, chunks_of
+from frtc.kernels.sm90_gemm import BEGUN, FACTOR_BYTES, FEW_ROWS, ROW, WAITED, chunks_of
+from frtc.kernels.sm90_room import CLUSTERED, alone, fitting
 from frtc.kernels.smxx_gemm import DRAM_SHARE
 from frtc.kernels.spec import Config, Kernel, Param, Site, Stage, TensorMap
-from frtc.kernels.targets import KiB, Target
+from frtc.kernels.targets import Target
 
 KIND = {"linear": "sm90_few_gemm", "gated_linear": "sm90_few_gated_gemm"}
 COLUMNS, SIXTEEN = 64, 16  # of a block; whose rows of w the tensor map puts in another order
 ALIGN = 1024
 SPLITS = (1, 2, 4, 8)
-# ALONE: an SM takes one block, not two. A launch that begins early finds some SMs free before others; of small blocks
-# those take two, and the launch is as slow as they are. But blocks of the next launch do not fit beside large ones.
-NAMES = ("SPLIT", "RELEASE", "ALONE")
+NAMES = ("SPLIT", "RELEASE", "ALONE")  # ALONE: an SM takes one block, not two
 
 # Times in us and clocks, about and not fitted: at the sizes that were searched in the chain the target's table decides.
 CLOCK = 1.75e9
@@ -53,8 +52,9 @@ class Tile:
 
     @staticmethod
     def of(config: Config, p: Product) -> Tile:
-        split, release, alone = (config[name] for name in NAMES)
-        return Tile(math.ceil(p.m / 8) * 8, chunks_of(p), split, split == 1 or p.x.dtype != "e4m3", release, alone)
+        rows, split = math.ceil(p.m / 8) * 8, config["SPLIT"]
+        wide = split == 1 or p.x.dtype != "e4m3"
+        return Tile(rows, chunks_of(p), split, wide, config["RELEASE"], config["ALONE"])
 
     def config(self) -> Config:
         return dict(zip(NAMES, (self.split, self.release, self.alone), strict=True))
@@ -105,11 +105,11 @@ class Tile:
 
     def smem(self, target: Target) -> int:
         """Bytes that are asked for."""
-        return max(self.used, target.smem_per_sm // 2) if self.alone else self.used
+        return alone(self.used, target) if self.alone else self.used
 
     def on_sm(self, p: Product, target: Target) -> int:
         """Blocks that an SM may take at a time, of two at most."""
-        return min(target.smem_per_sm // (self.smem(target) + _statics(p) + KiB), 2)
+        return min(fitting(self.smem(target) + _statics(p), target), 2)
 
     def blocks(self, p: Product) -> int:
         return math.ceil(p.n / COLUMNS) * self.split
@@ -139,8 +139,8 @@ def tiles_of(p: Product, target: Target) -> list[Tile]:
         blocks, on_sm = one.blocks(p), one.on_sm(p, target)
         if split > one.chunks or one.used + _statics(p) > target.smem_per_block or blocks > 2 * CLUSTERED[split]:
             continue
-        alone = (False, True) if on_sm > 1 and blocks <= CLUSTERED[split] else (False,)
-        found += [replace(one, release=r, alone=a) for r in (WAITED, BEGUN) for a in alone]
+        ways = (False, True) if on_sm > 1 and blocks <= CLUSTERED[split] else (False,)
+        found += [replace(one, release=r, alone=a) for r in (WAITED, BEGUN) for a in ways]
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.mainloop import Mainloop
 from frtc.kernels.product import NULL, Argument, Matrix, Product, epilogue_refuses, params_of, product_of, types_of
+from frtc.kernels.sm90_room import CLUSTERED
 from frtc.kernels.smxx_gemm import DRAM_SHARE, FILLED
 from frtc.kernels.spec import Config, Kernel, Param, Site, Stage, TensorMap
 from frtc.kernels.targets import KiB, Target
@@ -75,9 +76,6 @@ MOST_STAGES, FEWEST_STAGES = 10, 3
 # can be on their way while this one works: of the best chain that a prototype found, each two neighbours fit together.
 # Or they take more, with more stages, and no SM has two of them.
 FEW_ROWS = 64
-# Blocks of clusters of this size that an H200 holds at once, one on an SM: its GPCs have 16 or 18 SMs.
-CLUSTERED = {1: 132, 2: 132, 4: 120, 8: 112}
-
 # Times in us and rates per clock and SM, fitted to an H200 (bench/results/product_times.json).
 CLOCK, LOADED_CLOCK = 1.75e9, 1.5e9  # of short launches; of those that draw all power
 SMEM_BYTES_PER_CLOCK, SMEM_SHARE = 128, 0.93
@@ -221,16 +219,14 @@ def tiles_of(p: Product, target: Target) -> list[Tile]:
 def _fitted(tile: Tile, p: Product, target: Target, alone: bool = False) -> Tile | None:
     """With as many stages as fit and are of use; None where those are too few.
 
-    alone: of few rows, as many as an SM holds for one block, where none then has two (sm90_few_gemm says why)
+    alone: of few rows, as many as an SM holds for one block, where none then has two (sm90_room says why)
     """
     if tile.split > 1 and (tile.parts != "rows" or tile.bn % (8 * tile.split)):
         return None  # so few columns for so many blocks: sums would travel for longer than their products take
     if tile.split > 1 and tile.blocks * tile.wn >= 160:
         return None  # 80 accumulators leave too few registers for the sums of others: ptxas spills
     if alone and (tile.paired or math.prod(tile.tiles(p)) * tile.split > CLUSTERED[tile.split]):
-        return (
-            None  # an SM has to hold two: blocks that may wait for each other count on it, or there are more than SMs
-        )
+        return None  # blocks that may wait for each other count on two an SM, or there are more than SMs
     half = p.m <= FEW_ROWS and not alone
     room = min(target.smem_per_block, target.smem_per_sm // 2 - KiB if half else target.smem_per_block)
     room -= FINISH_BYTES + tile.smem + (0 if p.norm == "none" else FACTOR_BYTES)
