@@ -24,6 +24,7 @@ from frtc.runtime.device_array import DeviceArray
 from frtc.runtime.driver import Driver, host_bytes
 from frtc.runtime.graph import Lead
 from frtc.runtime.plan import Launch, Program
+from frtc.runtime.plan_file import aligned
 from frtc.runtime.policy import Camera, Images, Policy
 from frtc.runtime.steps_image import (
     BITS,
@@ -38,7 +39,6 @@ from frtc.runtime.steps_image import (
 )
 
 IMAGES = "images"  # the slot
-ALIGN = 256  # bytes, of what shares a camera's memory
 PARAMS = (("cameras", 0), ("images", 0), ("range", 0))
 
 
@@ -274,7 +274,3 @@ def _taps(index: Array, weight: Array) -> Array:
     made = np.empty(index.shape, TAP)
     made["index"], made["weight"] = index, weight
     return made
-
-
-def aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGN) * ALIGN

@@ -22,6 +22,7 @@ from frtc.errors import FrtcError
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.spec import Operand
 from frtc.runtime.driver import Driver
+from frtc.runtime.emulator import POISON
 from frtc.runtime.graph import Graph
 from frtc.runtime.plan import STATE, Ref, Stage
 from frtc.tuning.chain import Chain
@@ -31,7 +32,6 @@ from frtc.tuning.trial import Asked, run
 
 WARM_UP, REPLAYS = 3, 21
 SAMPLES = 1024  # elements of each result that the parent compares between candidates
-POISON = 0xFF  # a NaN in every float type
 EMULATED = "emulated"
 
 
