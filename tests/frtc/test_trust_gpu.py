@@ -14,15 +14,14 @@ import pytest
 from frtc import observation, selftest
 from frtc.bisect import Emulated, first_departure
 from frtc.compiler import compile, silent
-from frtc.errors import CheckFailed, EnvironmentFault
-from frtc.kernels.targets import load_targets
+from frtc.errors import CheckFailed
 from frtc.policy import Policy
-from frtc.runtime.driver import Driver
 from frtc.runtime.finite import refusal
 from frtc.runtime.plan_file import Plan, open_plan
 from tests.frtc.faults import planted, weight
 from tests.frtc.in_memory import KINDS, Maker
 from tests.frtc.test_bisect import changed_program
+from tests.runtime.here import target_here
 
 pytestmark = pytest.mark.gpu
 
@@ -30,21 +29,14 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Plan]:
     """The Plan of a tiny checkpoint for the GPU that is here, by precision."""
-    try:
-        driver = Driver()
-    except EnvironmentFault as fault:
-        pytest.skip(f"no CUDA device: {fault.what}")
-    driver.release()
-    names = [t.name for t in load_targets().values() if t.sm == driver.device.sm]
-    if not names:
-        pytest.skip(f"no target for sm_{driver.device.sm}")
+    target = target_here().name
     folder = tmp_path_factory.mktemp("trust")
-    maker = Maker(folder, names[0])
+    maker = Maker(folder, target)
 
     def plan(kind: str) -> Plan:
         options = replace(maker.options, precision="fp8" if kind == "rows" else kind)
         out, scales = folder / f"{kind}.plan", maker.scales if kind == "fp8" else None
-        compile(folder / "ck", names[0], out, options, scales=scales)
+        compile(folder / "ck", target, out, options, scales=scales)
         return open_plan(out)
 
     return cache(plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from typing import Any
 
@@ -24,25 +23,9 @@ from frtc.tuning.inputs import values
 from frtc.tuning.questions import BEST, Question, worth_it
 from tests.frtc.test_tune import HOPPER, linear, question
 from tests.kernels.sites_policies import policy_sites
-from tests.runtime.null_driver import NullApi
+from tests.runtime.null_driver import CopyingApi
 
 NBYTES = {"i32": 4, "f32": 4, "tensormap": 128}
-
-
-class Api(NullApi):
-    """With the copies of a process that has one stream."""
-
-    def do_cuMemcpyHtoD(self, to: int, source: int, nbytes: int) -> None:
-        self.device(to, nbytes)[:] = ctypes.string_at(source, nbytes)
-
-    def do_cuMemcpyDtoH(self, to: int, source: int, nbytes: int) -> None:
-        ctypes.memmove(to, bytes(self.device(source, nbytes)), nbytes)
-
-    def do_cuMemcpyDtoD(self, to: int, source: int, nbytes: int) -> None:
-        self.device(to, nbytes)[:] = self.device(source, nbytes)
-
-    def do_cuMemsetD8(self, at: int, value: int, nbytes: int) -> None:
-        self.device(at, nbytes)[:] = bytes([value]) * nbytes
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +40,13 @@ def made(asked: Question, choice: Choice) -> Chain:
     return chain_of(asked, choice, HOPPER, {job: Cubin(b"\x7fELF", f"k{i}") for i, job in enumerate(jobs)})
 
 
-def api_for(*chains: Chain) -> Api:
+def api_for(*chains: Chain) -> CopyingApi:
     sizes: dict[str, tuple[int, ...]] = {}
     for chain in chains:
         for call in chain.calls:
             for launch in call.launches:
                 sizes[chain.kernels[launch.kernel].symbol] = tuple(NBYTES.get(kind, 8) for kind, _ in launch.params)
-    return Api(sizes)
+    return CopyingApi(sizes)
 
 
 def split(asked: Question, parts: bool) -> Choice:

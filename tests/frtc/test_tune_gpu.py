@@ -14,14 +14,12 @@ import pytest
 from frtc import observation, selftest
 from frtc.codegen.nvrtc import Job, compile_one
 from frtc.compiler import CompileOptions, compile, families_for
-from frtc.errors import EnvironmentFault
 from frtc.kernels.catalog import CATALOG, label
 from frtc.kernels.spec import Site
 from frtc.kernels.tactic import Tactic, Tactics, key_of
-from frtc.kernels.targets import Target, load_targets
+from frtc.kernels.targets import Target
 from frtc.models.synthetic import write_checkpoint
 from frtc.policy import Policy
-from frtc.runtime.driver import Driver
 from frtc.runtime.plan_file import open_plan
 from frtc.tuning import search as searching
 from frtc.tuning.chain import Chain, Image, chain_of
@@ -32,6 +30,7 @@ from frtc.tuning.tuned import write_tactics
 from frtc.tuning.worker import Worker
 from frtc.verified import RESULTS
 from tests.frtc.test_tune import linear
+from tests.runtime.here import target_here
 
 pytestmark = [pytest.mark.gpu, pytest.mark.full]  # minutes
 OPTIONS = CompileOptions(precision="bf16", prompt=72, steps=3, horizon=4)
@@ -45,15 +44,7 @@ extern "C" __global__ void forever() { while (true) __nanosleep(1000); }
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    try:
-        driver = Driver()
-    except EnvironmentFault as fault:
-        pytest.skip(f"no CUDA device: {fault.what}")
-    driver.release()
-    found = [t for t in load_targets().values() if t.sm == driver.device.sm]
-    if not found:
-        pytest.skip(f"no target for sm_{driver.device.sm}")
-    return found[0]
+    return target_here()
 
 
 # ---- a Plan ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import pickle
 import sys
@@ -38,7 +37,7 @@ from frtc.tuning.whole import Decided, NoBase, Whole
 from frtc.tuning.worker import Worker
 from tests.codegen.emulated import built, module_of, no_compiler
 from tests.frtc.test_tune import FAMILIES, HOPPER
-from tests.runtime.null_driver import NullApi
+from tests.runtime.null_driver import CopyingApi
 
 TEXT = """
 graph g(x: bf16[40,256]) {
@@ -293,19 +292,6 @@ def test_probes_see_the_call_and_the_one_behind_it(monkeypatch: pytest.MonkeyPat
     )
 
 
-class Api(NullApi):
-    """With the copies of weights on the device; keeps what was set to one value."""
-
-    def do_cuMemcpyHtoD(self, to: int, source: int, nbytes: int) -> None:
-        self.device(to, nbytes)[:] = ctypes.string_at(source, nbytes)
-
-    def do_cuMemcpyDtoH(self, to: int, source: int, nbytes: int) -> None:
-        ctypes.memmove(to, bytes(self.device(source, nbytes)), nbytes)
-
-    def do_cuMemcpyDtoD(self, to: int, source: int, nbytes: int) -> None:
-        self.device(to, nbytes)[:] = self.device(source, nbytes)
-
-
 def test_on_a_gpu_a_probe_is_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a driver that only records: weights everywhere, scratch memory poisoned, of the program what is looked at."""
     one = made()
@@ -315,7 +301,7 @@ def test_on_a_gpu_a_probe_is_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch)
         for launch in call.launches:
             kinds = (NBYTES.get(kind, 8) for kind, _ in launch.params)
             sizes[one.program.kernels[launch.kernel].symbol] = tuple(kinds)
-    api, graphs = Api(sizes), list[Any]()
+    api, graphs = CopyingApi(sizes), list[Any]()
     instantiate = api.do_cuGraphInstantiate
     api.do_cuGraphInstantiate = lambda graph, flags: graphs.append(graph) or instantiate(graph, flags)  # type: ignore
 

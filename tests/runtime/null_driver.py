@@ -223,3 +223,19 @@ class NullApi:
 
     def kernel(self, node: Any) -> Kernel:
         return Kernel(node, self.functions[int(node.func)], self.sizes)
+
+
+class CopyingApi(NullApi):
+    """With the copies of a process that has one stream."""
+
+    def do_cuMemcpyHtoD(self, to: int, source: int, nbytes: int) -> None:
+        self.device(to, nbytes)[:] = ctypes.string_at(source, nbytes)
+
+    def do_cuMemcpyDtoH(self, to: int, source: int, nbytes: int) -> None:
+        ctypes.memmove(to, bytes(self.device(source, nbytes)), nbytes)
+
+    def do_cuMemcpyDtoD(self, to: int, source: int, nbytes: int) -> None:
+        self.device(to, nbytes)[:] = self.device(source, nbytes)
+
+    def do_cuMemsetD8(self, at: int, value: int, nbytes: int) -> None:
+        self.device(at, nbytes)[:] = bytes([value]) * nbytes

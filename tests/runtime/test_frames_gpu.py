@@ -12,8 +12,7 @@ import pytest
 
 from frtc import observation
 from frtc.compiler import compile
-from frtc.errors import EnvironmentFault, FrtcError
-from frtc.kernels.targets import load_targets
+from frtc.errors import FrtcError
 from frtc.policy import Policy
 from frtc.runtime.driver import Driver
 from frtc.runtime.emulator import Emulator
@@ -22,6 +21,7 @@ from frtc.runtime.policy import Camera
 from frtc.runtime.session import Session
 from tests.frtc.in_memory import Maker
 from tests.runtime.frames_plan import images, write
+from tests.runtime.here import target_here
 from tests.runtime.test_frames import FORMS, RULES, VIEWS, WHOLE, as_form
 from tests.runtime.test_policy_images import picture
 from tests.runtime.test_session_gpu import BUILDS, Counting
@@ -46,15 +46,7 @@ DRAWN = [tuple(int(v) for v in np.random.default_rng(11).integers(16, 800, 2)) f
 
 @pytest.fixture(scope="module")
 def target() -> str:
-    try:
-        driver = Driver()
-    except EnvironmentFault as fault:
-        pytest.skip(f"no CUDA device: {fault.what}")
-    driver.release()
-    names = [t.name for t in load_targets().values() if t.sm == driver.device.sm]
-    if not names:
-        pytest.skip(f"no target for sm_{driver.device.sm}")
-    return names[0]
+    return target_here().name
 
 
 @contextmanager

@@ -1,0 +1,22 @@
+"""What tests that need a GPU find on this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from frtc.errors import EnvironmentFault
+from frtc.kernels.targets import Target, load_targets
+from frtc.runtime.driver import Driver
+
+
+def target_here() -> Target:
+    """The target that the GPU is; a test without one is skipped."""
+    try:
+        driver = Driver()
+    except EnvironmentFault as fault:
+        pytest.skip(f"no CUDA device: {fault.what}")
+    driver.release()
+    found = [t for t in load_targets().values() if t.sm == driver.device.sm]
+    if not found:
+        pytest.skip(f"no target for sm_{driver.device.sm}")
+    return found[0]
