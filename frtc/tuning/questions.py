@@ -87,9 +87,8 @@ class Place:
     candidates: tuple[Tactic, ...]
 
 
-Alone = Mapping[
-    str, Mapping[str, "float | None"]
-]  # site -> candidate -> microseconds in a chain of its own; None: failed
+# Site -> candidate -> microseconds in a chain of its own; None: failed.
+Alone = Mapping[str, Mapping[str, "float | None"]]
 
 
 def places_of(
