@@ -24,14 +24,14 @@ def refuse(site: Site, target: Target) -> str:
     return refuse_kind(site, target) or _refuse_sizes(site, target)
 
 
-def refuse_kind(site: Site, target: Target) -> str:
-    """Why no kernel of this family can. What the baseline refuses is refused."""
+def refuse_kind(site: Site, target: Target, causal: bool = False) -> str:
+    """Why no kernel of this family can, or none that is not `causal`. What the baseline refuses is refused."""
     _, _, _, mask, _ = operands_of(site)
     out = site.results[0]
     reasons = [
         (not {"wgmma", "tma"} <= target.has, f"{target.nvcc} has no wgmma or no tensor maps"),
         (mask is not None, "a mask"),
-        (bool(site.attrs.get("causal", False)), "causality"),
+        (bool(site.attrs.get("causal", False)) and not causal, "causality"),
         (per_row_of(site), "a scale for each token"),
         (out.dtype == "f32", "result is f32: needs bf16, f16 or e4m3"),
     ]

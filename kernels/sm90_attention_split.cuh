@@ -3,7 +3,7 @@
 //   q [B, HQ, SQ, D]   k [B, HKV, SK, D]   v [B, HKV, SK, DV]   out [B, HQ, SQ, DV]   bf16 views as in
 //   sm90_attention.cuh, D and DV multiples of 64. Row m of a tile of ROWS is head m % PACK of query m / PACK.
 //
-//   visible   as in sm90_attention.cuh; without any key the result is zero
+//   visible   as in sm90_attention.cuh; CAUSAL: query i of those no key behind i + SK - SQ; without any key the result is zero
 //   keys      block r takes keys r KEYS .. r KEYS + KEYS - 1, all at once: k and v are asked for as soon as the grids
 //             before are complete, or at once where these are among the first `settled` rows, which they do not write;
 //             before the number of valid keys is known. Which block has which keys does not depend
@@ -23,7 +23,7 @@
 #pragma once
 
 // Test builds that must fail: 1 hides one key too few (in KeyTiles), 2 leaves out the sums of the last block, 5 adds
-// sums as if their maxima were equal, 6 leaves the hidden rows of v as they are.
+// sums as if their maxima were equal, 6 leaves the hidden rows of v as they are, 7 lets each query see the key behind its last.
 #ifndef FRTC_SABOTAGE
 #define FRTC_SABOTAGE 0
 #endif
@@ -81,6 +81,22 @@ struct SeenKeys {
                 if (!(bits[n / 16] >> (n % 16 * 2 + e % 2) & 1)) s[n][e] = __int_as_float(0xff800000);  // -inf
     }
 };
+
+// Hides keys behind each row's last one. last: the last key that the tile's first query sees.
+template <int N_TILES, int PACK>
+__device__ __forceinline__ void hide_later(float (&s)[N_TILES][4], int start, int last) {
+    if (start + N_TILES * 8 - 1 <= last) return;  // every row sees all keys of the block
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, first = start + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int most = last + (row + 8 * r) / PACK - first + (FRTC_SABOTAGE == 7);
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                if (n * 8 + e > most) s[n][2 * r + e] = __int_as_float(0xff800000);  // -inf
+    }
+}
 
 // s becomes exp2(scale (s - top)), of two rows; weight: this lane's part of their sums.
 template <int N_TILES>
@@ -247,7 +263,7 @@ __device__ __forceinline__ void send_parts(const Peer<Tile>& peer, const float (
 
 // No pointer is __restrict__: see sm90_attention. Strides of out are in elements. group = HQ / HKV. scale is the op's
 // scale times log2(e).
-template <typename TOut, int D, int DV, int KEYS, int ROWS, int SPLIT, int PACK>
+template <typename TOut, int D, int DV, int KEYS, int ROWS, int SPLIT, int PACK, bool CAUSAL>
 __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(128, 1)
 sm90_attention_split(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                      const __grid_constant__ TensorMap v_map, const int* length, TOut* out, i64 out_batch, i64 out_head,
@@ -303,6 +319,7 @@ sm90_attention_split(const __grid_constant__ TensorMap q_map, const __grid_const
     u32 a[Tile::P_STEPS][4];
     split_scores<Tile>(s, base);
     if (!keys.sees_all(start)) seen.hide_others(s);
+    if constexpr (CAUSAL) hide_later<Tile::N_TILES, PACK>(s, start, query + sk - sq);
     softmax_once(s, top, weight, scale);
     barrier_wait(v_full, 0);
     if (hole && FRTC_SABOTAGE != 6) {

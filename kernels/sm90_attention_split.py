@@ -21,7 +21,7 @@ MOST_BLOCKS = 2  # of 128 threads and up to 255 registers on an SM
 
 def refuse(site: Site, target: Target) -> str:
     """Why this kernel cannot serve the site on the target, or ""."""
-    return refuse_kind(site, target) or _refuse_types(site) or _refuse_sizes(site, target)
+    return refuse_kind(site, target, causal=True) or _refuse_types(site) or _refuse_sizes(site, target)
 
 
 def _refuse_types(site: Site) -> str:
@@ -144,7 +144,8 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     shape = Shape.of(site)
     rows, split = config["ROWS"], config["SPLIT"]
     packed, keys = pack(shape, rows), keys_of(shape, split)
-    sizes = ", ".join(map(str, (shape.d, shape.dv, keys, rows, split, packed)))
+    causal = str(bool(site.attrs.get("causal", False))).lower()
+    sizes = ", ".join(map(str, (shape.d, shape.dv, keys, rows, split, packed, causal)))
     params = params_of(site)
     stage = Stage(
         source=SOURCE,

@@ -45,6 +45,10 @@ EDGES = [
     AttentionSite("heads of 192", cached_site((4, 2), 33, 600, 192, batch=2), 590),
     AttentionSite("values 64 wide, keys 128", cached_site((4, 2), 33, 300, 128, values=64), 277),
     AttentionSite("own keys", self_site(2, 3, 70, 64)),
+    AttentionSite("causal step", cached_site((8, 1), 10, 570, 256, resume=560, causal=True), 500),
+    AttentionSite("causal step, 15 heads of 64", cached_site((15, 5), 50, 227, 64, resume=177, causal=True), 140),
+    AttentionSite("causal, 15 heads of 64", cached_site((15, 5), 177, 177, 64, causal=True), 170),
+    AttentionSite("causal, one query", cached_site((8, 1), 1, 305, 256, resume=304, causal=True), 290),
     AttentionSite("own keys, heads apart", heads_apart(self_site(2, 3, 200, 128))),
 ]
 REAL = [about for about in real_sites() if about.name.startswith("step")]
@@ -66,7 +70,6 @@ def best(about: AttentionSite) -> Case:
 
 REFUSED = [
     (with_mask(CACHED, 50, 610), "a mask"),
-    (replace(CACHED, attrs={**CACHED.attrs, "causal": True}), "causality"),
     (in_e4m3(STEP, True).site, "a scale for each token"),
     (cached_site((8, 1), 50, 610, 256, dtype="f16"), "operands are f16: blocks exchange sums in bf16"),
     (self_site(1, 16, 256, 72), "head sizes 72 and 72: need multiples of 64"),
@@ -107,7 +110,7 @@ def test_configs_fit_and_hold_all_keys() -> None:
 
 def test_rows_and_keys_of_a_step() -> None:
     (stage,) = stages(STEP.site, {"ROWS": 32, "SPLIT": 8, "ALONE": False}, HOPPER)
-    assert stage.grid == (104, 1, 1) and stage.entry.endswith("<__nv_bfloat16, 256, 256, 80, 32, 8, 8>")
+    assert stage.grid == (104, 1, 1) and stage.entry.endswith("<__nv_bfloat16, 256, 256, 80, 32, 8, 8, false>")
     q, k, v = stage.tensormaps
     assert q.box == (64, 8, 4, 1) and k.box == v.box == (64, 1, 80, 1)
     assert stage.smem == 2 * 32 * 256 + 2 * 80 * 512 + 32 * 520 + 56
@@ -169,6 +172,7 @@ SABOTAGED = [
     *(sabotaged(CHOSEN[name], "FRTC_SABOTAGE=2") for name in (STEP.name, SHORT.name, f"{STEP.name}, e4m3 times inv")),
     *(sabotaged(CHOSEN[name], "FRTC_SABOTAGE=5") for name in (STEP.name, "sharp", "15 heads of 64")),
     *(sabotaged(CHOSEN[name], "FRTC_SABOTAGE=6") for name in ("length 47", "a block sees nothing")),
+    *(sabotaged(CHOSEN[name], "FRTC_SABOTAGE=7") for name in ("causal step", "causal, 15 heads of 64")),
 ]
 
 
