@@ -48,7 +48,7 @@ EDGES = [
     AttentionSite("causal step", cached_site((8, 1), 10, 570, 256, resume=560, causal=True), 500),
     AttentionSite("causal step, 15 heads of 64", cached_site((15, 5), 50, 227, 64, resume=177, causal=True), 140),
     AttentionSite("causal, 15 heads of 64", cached_site((15, 5), 177, 177, 64, causal=True), 170),
-    AttentionSite("causal, one query", cached_site((8, 1), 1, 305, 256, resume=304, causal=True), 290),
+    AttentionSite("causal, one query", cached_site((8, 1), 1, 305, 256, batch=8, resume=304, causal=True), 290),
     AttentionSite("own keys, heads apart", heads_apart(self_site(2, 3, 200, 128))),
 ]
 REAL = [about for about in real_sites() if about.name.startswith("step")]
