@@ -5,7 +5,9 @@
 Two views of 480 x 640 and three of 1080 x 1920, each with frames in pageable memory, as views that are mirrored, in
 pinned memory and on the device; the same from the host's own image step. Microseconds, p50 and p99. `launch` is what
 the host does beside copying frames until the device has everything; `over` is the p50 of the total less that of the
-replay. About 60 s at size tiny, and 60 s more for each of the two full-size Plans that are not there yet.
+replay. With pageable frames also what each driver call takes the host, and the same inference where inputs and outputs
+are copied by calls beside the graph instead of by nodes in it. About 90 s at size tiny, and 60 s more for each of the
+two full-size Plans that are not there yet.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ from bench.full_model import Shape, compiled, plan_path
 from frtc import observation
 from frtc.console import table
 from frtc.policy import Policy
+from frtc.runtime.driver import Driver
 from frtc.runtime.executor import Executor
+from frtc.runtime.graph import Graph
+from frtc.runtime.plan import unrolled
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.session import Session
 from frtc.runtime.timing import Spread, took_us
@@ -85,36 +90,67 @@ def of_plan(plan: Plan, size: tuple[int, int], count: int) -> list[Row]:
         replay = Spread.of([took_us(lambda: replayed(session)) for _ in range(count + WARM_UP)][WARM_UP:]).row()
         for kind, place in kinds().items():
             given = seen | {role: place(frame) for role, frame in frames.items()}
-            found = latency(policy, given, count, WARM_UP)
-            rows.append({"frames": kind} | found | {"calls_us": calls_us(policy, given, count)})
+            rows.append({"frames": kind} | latency(policy, given, count, WARM_UP))
+        by_calls = copied_by_calls(policy, seen | frames, count)
         kernel = kernel_us(session)
         step, session.frames = session.frames, None  # the host's own step
         rows.append({"frames": "resized by the host"} | latency(policy, seen | frames, max(count // 10, 1), 3))
         session.frames = step
     height, width = size
     about = {"size": f"{len(frames)} x {height} x {width}", "replay_us": replay, "kernel_us": kernel}
+    rows[0] |= {"copied_by_calls": by_calls, "calls_us": calls_us(plan, session.driver.api, seen | frames, count)}
     return [about | row for row in rows]
 
 
-def calls_us(policy: Policy, seen: Mapping[str, Any], count: int) -> Row:
-    """What each function of the driver takes the host in an inference; what is called twice counts twice."""
-    driver = policy.executor.driver  # type: ignore[attr-defined]
-    call, samples = driver.call, defaultdict[str, list[float]](list)
-
-    def timed(name: str, *arguments: Any) -> Any:
-        started = time.perf_counter_ns()
-        try:
-            return call(name, *arguments)
-        finally:
-            samples[name].append((time.perf_counter_ns() - started) / 1e3)
-
-    driver.call = timed
+def copied_by_calls(policy: Policy, seen: Mapping[str, Any], count: int) -> Row:
+    """Latency where inputs and outputs are copied by the driver's calls beside a graph that does not copy."""
+    session = policy.executor
+    assert isinstance(session, Session) and session.frames is not None
+    steps = [(session.program.stage(name), round) for name, round in unrolled(session.program.schedule)]
+    with session.driver.current():
+        graph = Graph(session.driver, session.functions, session.addresses, steps, (), session.frames.lead)
+        graph.upload(session.stream)
+    launch, session._launch_from_frames = session._launch_from_frames, session._with_copies(graph)
     try:
-        for _ in range(count):
-            policy.infer(seen)
+        return latency(policy, seen, count, WARM_UP)
     finally:
-        del driver.call
-    return {name: Spread.of(taken).row() | {"calls": len(taken) / count} for name, taken in samples.items()}
+        session._launch_from_frames = launch
+        with session.driver.current():
+            graph.destroy()
+
+
+class Timed:
+    """The driver's bindings; microseconds on the host of every call by the function's name."""
+
+    def __init__(self, bindings: Any) -> None:
+        self.bindings, self.samples = bindings, defaultdict[str, list[float]](list)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.bindings, name)
+        if not name.startswith("cu") or isinstance(found, type):
+            return found
+
+        def call(*arguments: Any) -> Any:
+            started = time.perf_counter_ns()
+            try:
+                return found(*arguments)
+            finally:
+                self.samples[name].append((time.perf_counter_ns() - started) / 1e3)
+
+        return call
+
+
+def calls_us(plan: Plan, bindings: Any, seen: Mapping[str, Any], count: int) -> Row:
+    """What each function of the driver takes the host in an inference; what is called twice counts twice."""
+    api = Timed(bindings)
+    with Policy(plan, Session(plan, driver=Driver(api=api))) as policy:
+        policy.warm()
+        for i in range(WARM_UP + count):
+            if i == WARM_UP:
+                api.samples.clear()
+            policy.infer(seen)
+        taken = {name: (Spread.of(us).row(), len(us) / count) for name, us in api.samples.items()}
+    return {name: spread | {"calls": calls} for name, (spread, calls) in taken.items()}
 
 
 def replayed(session: Session) -> None:
@@ -195,6 +231,12 @@ def main() -> int:
         rows += of_plan(open_plan(plan_path(shape), verify=False), size, arguments.runs)
     copies = {f"{h} x {w}": copies_us((h, w)) for _, (h, w) in SETS}
     print(shown(rows))
+    ways = {"nodes of the graph": rows[0], "calls beside it": rows[0]["copied_by_calls"]}
+    print("inputs and outputs copied by: p50 and p99 us of an inference with pageable frames")
+    lines = [
+        (way, *(f"{part} {at[part]['p50']:.0f} {at[part]['p99']:.0f}" for part in PARTS)) for way, at in ways.items()
+    ]
+    print(table(lines))
     print("driver calls of an inference, pageable frames: times, p50 and p99 us on the host")
     called = rows[0]["calls_us"].items()
     print(table([(name, f"{at['calls']:g}", f"{at['p50']:.1f}", f"{at['p99']:.1f}") for name, at in called]))
