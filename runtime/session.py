@@ -382,7 +382,8 @@ class Session(Executor):
             named = [(self.program.stage(stage), round) for stage, round in steps]
             events = self.events[2:] if name == TIMED else ()
             lead = self.frames.lead if self.frames and name in (FROM_FRAMES, FRAMES) else None
-            graph = Graph(self.driver, self.functions, self.addresses, named, events, lead)
+            overlap = self.program.overlap if name in (WHOLE, FROM_FRAMES) else None
+            graph = Graph(self.driver, self.functions, self.addresses, named, events, lead, overlap)
             self._undo.append(graph.destroy)
             graph.upload(self.stream)
             self.graphs[name] = graph
