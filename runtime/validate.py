@@ -108,9 +108,9 @@ def _check_type(where: str, dtype: str, shape: Sequence[int]) -> None:
     if dtype not in DTYPES:
         raise bad(where, f"unknown element type {dtype!r}")
     size = DTYPES[dtype].itemsize
-    for extent in shape:
-        size *= max(extent, 1)
-        if extent < 0 or size > NBYTES_MOST:
+    for length in shape:
+        size *= max(length, 1)
+        if length < 0 or size > NBYTES_MOST:
             raise bad(where, f"shape {list(shape)}")
     if len(shape) > RANK_MOST:
         raise bad(where, f"{len(shape)} axes")
