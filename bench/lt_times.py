@@ -4,7 +4,8 @@
     PYTHONPATH=. python3 -m bench.lt_times --rehearse      no GPU: everything is compiled, nothing is measured
 
 A row a site; microseconds of one launch in a chain on weights that are not in the cache, p50 of replays. Ours is what
-the compiler picks, nothing is searched.
+the compiler picks. Where that misses a bar, what `compile --tune` would try is measured, too, and the best of them
+counts, marked *: the library's is the best of up to 32.
 
     lt          the fastest algorithm of up to 32 that cuBLASLt's heuristic names with 64 MiB of workspace, result in
                 bf16, e4m3 with fast accumulation and a scale for each operand; rows of x and w as ours or without gaps
@@ -23,7 +24,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bench import report
@@ -40,7 +41,7 @@ from frtc.kernels.spec import Operand, Site
 from frtc.kernels.tactic import key_of
 from frtc.kernels.targets import Target
 from frtc.tuning.chain import chain_of, jobs_of
-from frtc.tuning.questions import Question
+from frtc.tuning.questions import Question, worth_trying
 from frtc.tuning.worker import Worker
 
 if TYPE_CHECKING:
@@ -65,6 +66,12 @@ class Task:
         for name, site, choice in (("plain", self.plain, self.plain_choice), ("fused", self.site, self.fused_choice)):
             yield name, Question(f"{name} {key_of(site)}", site, WEIGHTS, 0.0, (choice,))
 
+    def others(self, name: str, target: Target) -> Question:
+        """What else is worth trying, of "plain" or "fused"."""
+        question = dict(self.asked())[name]
+        found = list(CATALOG.candidates(question.site, target, target.families("native")))
+        return replace(question, candidates=worth_trying(found, question.candidates[0], {})[1:])
+
     def jobs(self, target: Target) -> list[Job]:
         return [self.rest.job, *(job for _, q in self.asked() for job in jobs_of(q, q.candidates[0], target))]
 
@@ -81,6 +88,7 @@ class Row:
 
     algorithm    its place among the `algorithms` that the heuristic named, what cublasLt.h calls it, ld of x and w
     lt_and_rest  by whether the launch behind the product is an early one
+    picked       of "plain" and "fused", what the compiler's pick took where another one was quicker
     """
 
     stage: str
@@ -94,6 +102,7 @@ class Row:
     lt_and_rest: Mapping[str, float]
     fused: float
     failed: tuple[str, ...] = ()
+    picked: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -179,6 +188,20 @@ def measured(task: Task, rival: Rival, worker: Worker, target: Target, cubins: M
     return Row(task.stage, task.site.op, size, task.names(), *about, ours["plain"], both, ours["fused"], tuple(failed))
 
 
+def searched(row: Row, name: str, others: Question, worker: Worker, target: Target) -> Row:
+    """With the quickest of `others`, of "plain" or "fused", where one is quicker than the pick."""
+    jobs = list(dict.fromkeys(job for choice in others.candidates for job in jobs_of(others, choice, target)))
+    cubins, picked = dict(zip(jobs, compile_all(jobs), strict=True)), getattr(row, name)
+    times = [(worker.measure(chain_of(others, c, target, cubins)).us, c) for c in others.candidates]
+    us, choice = min(((us, c) for us, c in times if us), key=lambda pair: pair[0], default=(math.inf, None))
+    if choice is None or us >= picked:
+        return row
+    plain, rest, fused = row.kernels
+    kernel = label(choice.kernel, choice.config)
+    kernels = (kernel, rest, fused) if name == "plain" else (plain, rest, kernel)
+    return replace(row, kernels=kernels, picked={**row.picked, name: picked}, **{name: us})
+
+
 HEAD = ("site", "M x N x K", "type", "lt", "algorithm", "plain", "share", "bar", "lt + rest", "fused", "gain", "bar")
 
 
@@ -187,8 +210,9 @@ def line(row: Row) -> tuple[str, ...]:
     plain, fused = ("ok" if row.bars[name] else "MISSED" for name in ("plain", "fused"))
     early = " early" if row.rival == row.lt_and_rest.get("early") else ""
     which = f"{row.algorithm.get('place', '-')} of {row.algorithms}"
-    figures = (f"{row.lt:.2f}", which, f"{row.plain:.2f}", f"{row.share:.2f}", plain)
-    behind = (f"{row.rival:.2f}{early}", f"{row.fused:.2f}", f"{row.gain:.2f}", fused)
+    ours = {name: f"{getattr(row, name):.2f}{'*' if name in row.picked else ''}" for name in ("plain", "fused")}
+    figures = (f"{row.lt:.2f}", which, ours["plain"], f"{row.share:.2f}", plain)
+    behind = (f"{row.rival:.2f}{early}", ours["fused"], f"{row.gain:.2f}", fused)
     return f"{row.stage} {row.op}", f"{m}x{n}x{k}", dtype, *figures, *behind
 
 
@@ -244,7 +268,10 @@ def measure(tasks: Sequence[Task], target: Target, cubins: Mapping[Job, Cubin], 
             if time.monotonic() > until:
                 print(f"no time for the last {len(tasks) - len(rows)}", flush=True)
                 break
-            rows.append(measured(task, rival, worker, target, cubins))
+            row = measured(task, rival, worker, target, cubins)
+            for name in [name for name, kept in row.bars.items() if not kept]:
+                row = searched(row, name, task.others(name, target), worker, target)
+            rows.append(row)
             print("  ".join(line(rows[-1])), flush=True)
             about = report.about("bench.lt_times", "cuda") | {"cublaslt": library.version()}
             report.write("lt_times", about | {"rows": [row.to_json() for row in rows]})

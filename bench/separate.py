@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frtc.codegen.nvrtc import Job
-from frtc.kernels import sm90_moments_gemm, smxx_rope_gemm
+from frtc.kernels import moments, smxx_rope_gemm
 from frtc.kernels.catalog import CATALOG
 from frtc.kernels.mainloop import Mainloop
 from frtc.kernels.product import Argument, Product, params_of, product_of, types_of
@@ -93,7 +93,7 @@ def separate(site: Site, target: Target) -> Separate:
     if site.op == "linear_rope_qkv":
         (stage,) = smxx_rope_gemm.stages(site, {}, target, READ)
     elif site.op == "linear_moments":
-        (stage,) = sm90_moments_gemm.stages(site, {}, target, READ)
+        (stage,) = moments.stages(site, {}, target, READ)
     else:
         p = product_of(site)
         assert isinstance(p, Product), p

@@ -56,7 +56,8 @@ class Policy:
         spec = PolicySpec.from_json(plan.program.policy)
         tokenizer = plan.files().get(TOKENIZER)
         self.steps = PolicySteps(spec, None if tokenizer is None else bytes(tokenizer), seed)
-        self.output, self.closed = next(iter(executor.outputs)), False
+        self.output = next(iter(executor.outputs))
+        self.inputs = executor.inputs_here(self.steps.inputs)  # written where the device reads them
 
     @classmethod
     def load(
@@ -98,21 +99,21 @@ class Policy:
     def infer(self, observation: Mapping[str, Any], draw: int | None = None) -> Inference:
         """Actions for an observation: cameras by role, "state", "prompt", and "noise" if the caller draws it."""
         self._require_open()
+        executor, frames = self.executor, self.executor.frames
         marks = [time.perf_counter_ns()]
-        frames = self.executor.frames
-        prepared = self.steps.prepare(observation, draw, self.executor.take if frames else None)
+        if executor.bound:
+            executor.inputs_here(self.steps.inputs)  # refuses those that are not
+        prepared = self.steps.prepare(observation, draw, executor.take if frames else None, self.inputs)
         marks.append(time.perf_counter_ns())
-        for name, values in prepared.inputs.items():
-            self.executor.set(name, values)
-        self.executor.run(self.steps.draw_ahead)
-        output = self.executor.get(self.output)
+        executor.run(self.steps.draw_ahead)
+        output = executor.get(self.output)
         marks.append(time.perf_counter_ns())
         actions = self.steps.finish(output, prepared)
         marks.append(time.perf_counter_ns())
         prepare, run, finish = ((b - a) / 1e3 for a, b in pairwise(marks))
         total = (marks[-1] - marks[0]) / 1e3
         latency = {"total": total, "prepare": prepare, "run": run, "finish": finish}
-        if launched := self.executor.launched_ns:
+        if launched := executor.launched_ns:
             copy = frames.copy_us if frames else 0.0
             launch, wait = (launched - marks[0]) / 1e3 - copy, (marks[2] - launched) / 1e3
             latency |= {"copy": copy, "launch": launch, "wait": wait}
@@ -135,11 +136,10 @@ class Policy:
 
     def close(self) -> None:
         """Give the device's memory back. May be called twice."""
-        self.closed = True
         self.executor.close()
 
     def _require_open(self) -> None:
-        if self.closed:
+        if self.executor.closed:
             raise UsageError("session.closed", "the policy is closed", hint="open it again with frtc.load")
 
     def __enter__(self) -> Policy:

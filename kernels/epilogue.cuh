@@ -24,7 +24,9 @@
 //                                        behind a barrier. Blocks that store nothing (early shares of split K) do not come
 //   BLOCKS                               may be absent: __launch_bounds__'s least number of blocks on an SM
 //   FOUND                                may be absent: where it is true, the factors of rows are found before they are stored
-//                                        (row_factors.cuh), by the 128 threads that store them, behind grid_wait()
+//                                        (row_factors.cuh), by those threads that store them, behind grid_wait()
+//   TOGETHER                             may be absent: where it is true, four neighbouring lanes store 32 neighbouring columns
+//                                        of a row, eight each, all lanes of a warp at once (moments.cuh)
 #pragma once
 
 #include "numeric.cuh"
@@ -47,6 +49,13 @@ constexpr int least_blocks() {
 template <typename EPILOGUE>
 constexpr bool finds_factors() {
     if constexpr (requires { EPILOGUE::FOUND; }) return EPILOGUE::FOUND;
+    return false;
+}
+
+// Whether an epilogue stores 32 columns of a row at once.
+template <typename EPILOGUE>
+constexpr bool stores_together() {
+    if constexpr (requires { EPILOGUE::TOGETHER; }) return EPILOGUE::TOGETHER;
     return false;
 }
 

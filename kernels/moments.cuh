@@ -17,7 +17,7 @@ template <typename EPILOGUE, typename S, typename Z, typename W, bool LAYER>
 class WithMoments {
 public:
     static constexpr int IN = EPILOGUE::IN, PARTS = LAYER ? 2 : 1;
-    static constexpr bool WHOLE = EPILOGUE::WHOLE;
+    static constexpr bool WHOLE = EPILOGUE::WHOLE, TOGETHER = true;
     static_assert(WHOLE && sizeof(S) == 2 && !EPILOGUE::FOUND, "groups of eight columns are vectors");
 
     template <typename... ARGUMENTS>
@@ -81,6 +81,10 @@ public:
             if constexpr (sizeof(Z) == 1) s[i] *= inv;
         }
         if (stored) store_f32(z + r * ld_z + column, s);
+    }
+
+    __device__ __forceinline__ void store(int row, int column, const float (&acc)[IN]) const {
+        store<true>(row, column, acc, columns_at<true>(column), row_at<true>(row, column));
     }
 
     template <int THREADS, int SHARES = 1>

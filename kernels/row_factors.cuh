@@ -6,7 +6,8 @@
 //                  the sums of squares of each 32 of the K elements of its rows, P = ceil(K / 32), and v is their mean;
 //                  LAYER: x_scale [M, 2 P] are sum and sum of squares in turn, and v is the variance
 //
-// Factors of moments are found by 128 threads for the rows that these store, and wait in shared memory.
+// Factors of moments are found by 128 threads for the rows that these store, or by a warp for the one that it stores, and wait
+// in shared memory.
 #pragma once
 
 #include "ptx.cuh"
@@ -25,7 +26,8 @@ struct MomentFactors {
     static_assert(COUNT % VECTOR == 0 && VECTOR % PARTS == 0, "loads are whole, and a sum lies beside its squares");
 };
 
-// FOUND: ask() and settle(), or find(), and the place in `origin` come before of(). Held: what is asked for ahead.
+// FOUND: ask() and settle(), or find(), and the place in `origin` come before of(); or ask_row() and settle_row(). Held: what is
+// asked for ahead.
 template <typename KIND>
 struct RowFactors;
 
@@ -61,7 +63,7 @@ struct RowFactors<MomentFactors<K, LAYER, VECTOR>> {
     static constexpr bool FOUND = true;
     // Lanes that take a row: few, so that rows of most policies need few registers and few sums; all, where rows are long.
     static constexpr int LANES = Kind::COUNT <= 40 * VECTOR ? 4 : 32, AT_ONCE = 128 / LANES;
-    static constexpr int LOADS = ceil_div(Kind::COUNT / VECTOR, LANES);
+    static constexpr int LOADS = ceil_div(Kind::COUNT / VECTOR, LANES), ROW_LOADS = ceil_div(Kind::COUNT / VECTOR, 32);
     static constexpr int MOST = 384;  // rows of a block's warpgroups
     struct Held {};
     const float* moments;
@@ -73,8 +75,8 @@ struct RowFactors<MomentFactors<K, LAYER, VECTOR>> {
         : moments(moments), ld(ld), rows(rows), eps(eps) {}
     __device__ __forceinline__ Held hold(int) const { return {}; }
     __device__ __forceinline__ float of(int row, const Held&) const {
-        if (kSabotage == Sabotage::neighbour_scale) row = row % 64 ? row - 1 : row;
-        return memory()[origin + row];
+        const int at = origin + row;
+        return memory()[kSabotage == Sabotage::neighbour_scale && at % 64 ? at - 1 : at];
     }
 
     // Whether moments of ROWS rows fit in registers beside accumulators.
@@ -95,13 +97,7 @@ struct RowFactors<MomentFactors<K, LAYER, VECTOR>> {
         Asked<ROWS> asked;
 #pragma unroll
         for (int pass = 0; pass < ROWS / AT_ONCE; ++pass) {
-            const long long row = min(from + pass * AT_ONCE + own, rows - 1);
-#pragma unroll
-            for (int i = 0; i < LOADS; ++i) {
-                const int at = (i * LANES + lane) * VECTOR;
-                asked.part[pass][i] = {};
-                if (at < Kind::COUNT) asked.part[pass][i] = *reinterpret_cast<const Vec<float, VECTOR>*>(moments + row * ld + at);
-            }
+            load<LANES>(asked.part[pass], min(from + pass * AT_ONCE + own, rows - 1), lane);
         }
         return asked;
     }
@@ -122,6 +118,25 @@ struct RowFactors<MomentFactors<K, LAYER, VECTOR>> {
         named_barrier(1 + group, 128);
     }
 
+    // Moments of one row, in the registers of a warp.
+    struct AskedRow {
+        Vec<float, VECTOR> part[ROW_LOADS];
+    };
+    __device__ __forceinline__ AskedRow ask_row(int row) const {
+        AskedRow asked;
+        load<32>(asked.part, kSabotage == Sabotage::neighbour_scale ? max(row - 1, 0) : row, threadIdx.x % 32);
+        return asked;
+    }
+
+    // Its factor, for all threads of the warp.
+    __device__ __forceinline__ void settle_row(const AskedRow& asked, int row) {
+        const int warp = threadIdx.x / 32;
+        const float factor = factor_of<32>(asked.part, threadIdx.x % 32);
+        if (threadIdx.x % 32 == 0) memory()[warp] = factor;
+        __syncwarp();
+        origin = warp - row;
+    }
+
 private:
     __device__ __forceinline__ static float* memory() {
         __shared__ float factors[MOST];
@@ -133,24 +148,36 @@ private:
         const int lane = threadIdx.x % LANES, own = threadIdx.x % 128 / LANES;
 #pragma unroll
         for (int pass = 0; pass < ROWS / AT_ONCE; ++pass) {
-            const float factor = factor_of(asked.part[pass], lane);
+            const float factor = factor_of<LANES>(asked.part[pass], lane);
             if (lane == 0) memory()[at + pass * AT_ONCE + own] = factor;
         }
     }
 
-    // Of a row whose moments the lanes have.
-    __device__ __forceinline__ float factor_of(const Vec<float, VECTOR> (&part)[LOADS], int lane) const {
+    // What one of so many lanes takes of a row's moments: vectors in turn.
+    template <int OF, int N>
+    __device__ __forceinline__ void load(Vec<float, VECTOR> (&part)[N], long long row, int lane) const {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const int at = (i * OF + lane) * VECTOR;
+            part[i] = {};
+            if (at < Kind::COUNT) part[i] = *reinterpret_cast<const Vec<float, VECTOR>*>(moments + row * ld + at);
+        }
+    }
+
+    // Of a row whose moments so many lanes have.
+    template <int OF, int N>
+    __device__ __forceinline__ float factor_of(const Vec<float, VECTOR> (&part)[N], int lane) const {
         float sums[Kind::PARTS] = {};
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i) {
+        for (int i = 0; i < N; ++i) {
 #pragma unroll
             for (int j = 0; j < VECTOR; ++j) {
-                const bool last = (i * LANES + lane + 1) * VECTOR >= Kind::COUNT;
+                const bool last = (i * OF + lane + 1) * VECTOR >= Kind::COUNT;
                 if (kSabotage != Sabotage::last_moment || !last) sums[j % Kind::PARTS] += part[i].at[j];
             }
         }
 #pragma unroll
-        for (float& sum : sums) sum = warp_sum<LANES>(sum);
+        for (float& sum : sums) sum = warp_sum<OF>(sum);
         const float square = sums[Kind::PARTS - 1] / K, mean = LAYER ? sums[0] / K : 0.0f;
         return rsqrtf(fmaxf(square - mean * mean, 0.0f) + eps);
     }

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from frtc.kernels import sm90_gemm, sm90_moments_gemm, smxx_rope_gemm
+from frtc.kernels import moments, sm90_gemm, smxx_rope_gemm
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.mainloop import Mainloop
 from frtc.kernels.product import Argument, Matrix, Product, epilogue_refuses, params_of, product_of, types_of
@@ -218,5 +218,5 @@ MAINLOOP = Mainloop(
 KERNELS = (
     *(Kernel(name, op, sm90_gemm.FAMILY, refuse, configs, cost, stages) for op, name in KIND.items()),
     *smxx_rope_gemm.kernels_over(MAINLOOP),
-    *sm90_moments_gemm.kernels_over(MAINLOOP),
+    *moments.kernels_over(MAINLOOP),
 )

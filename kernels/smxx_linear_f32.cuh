@@ -3,13 +3,14 @@
 //
 //   x  [M, K] rows of stride ldx          w  [N, K] rows of stride ldw          fp32, bf16 or fp16, any alignment
 //   y  [M, N], or [M, N / 2] where gated; bias, gate, residual: epilogue.cuh; batch, rows as in smxx_gemm.cuh
+//   x may be a value before its norm (row_factors.cuh), y the value before another one, with its moments (moments.cuh)
 //
 //   smxx_linear_f32   tiles, for many outputs. Sums over K in order, one fused multiply-add at a time
 //     grid   (ceil(M / BM), ceil(N / 128), batch)    block  256 threads, each TM = BM / 16 rows by 8 columns
 //     smem   two [16, BM + 128] tiles of fp32, k-major, static
 //     moves  x and w from L2 for every tile; bound by shared memory: TM + 8 floats for 8 TM multiply-adds
 //   smxx_dot_f32      one warp, or SHARES = 4 of them, for 8 columns of one row, for few outputs. Lanes take turns along K, and
-//                     the sums of warps are added in their order
+//                     the sums of warps are added in their order. What the epilogue needs comes while the product is made
 //     grid   (M, ceil(N * SHARES / 32), batch)       block  4 warps
 #pragma once
 
@@ -83,7 +84,12 @@ smxx_linear_f32(const X* x, const W* w, const int* rows, int M, int N, int K, in
             }
         }
     }
-    const EPILOGUE epilogue(M, N, blockIdx.z, of_epilogue...);
+    EPILOGUE epilogue(M, N, blockIdx.z, of_epilogue...);
+    if constexpr (finds_factors<EPILOGUE>()) {
+        if (threadIdx.x < 128) epilogue.factors.template find<BM>(m0, 0);
+        epilogue.factors.origin = -m0;
+        __syncthreads();
+    }
 #pragma unroll
     for (int i = 0; i < TM; ++i) epilogue.store(m0 + row0 + i, n0 + column0, acc[i]);
 }
@@ -105,42 +111,67 @@ __device__ __forceinline__ void dot(float (&acc)[COLUMNS], const X* x, const W* 
     }
 }
 
+// The moments of a row, asked for before the product; nothing where the epilogue makes no factor of them.
+template <typename EPILOGUE>
+__device__ __forceinline__ auto moments_of(const EPILOGUE& epilogue, int row) {
+    if constexpr (finds_factors<EPILOGUE>()) {
+        return epilogue.factors.ask_row(row);
+    } else {
+        return None{};
+    }
+}
+
+// Sums of the four warps of a block, for all threads: added up in their order or, APART, those of warp `lane % 4`.
+template <bool APART, int COLUMNS>
+__device__ __forceinline__ void exchange(float (&acc)[COLUMNS]) {
+    __shared__ float sums[4][COLUMNS];
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) sums[threadIdx.x / 32][j] = acc[j];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < COLUMNS; ++j) {
+        acc[j] = sums[APART ? threadIdx.x % 4 : 0][j];
+#pragma unroll
+        for (int warp = 1; warp < (APART ? 1 : 4); ++warp) acc[j] += sums[warp][j];
+    }
+}
+
 template <typename X, typename W, int SHARES, typename EPILOGUE, typename... ARGUMENTS>
 __global__ void __launch_bounds__(128, 4)
 smxx_dot_f32(const X* x, const W* w, const int* rows, int M, int N, int K, int ldx, int ldw, i64 batch_x, i64 batch_w,
              ARGUMENTS... of_epilogue) {
     grid_wait(), grid_release();
-    static_assert(SHARES == 1 || SHARES == 4, "warps that meet are a whole block");
+    constexpr bool TOGETHER = stores_together<EPILOGUE>(), WHOLE = EPILOGUE::WHOLE;
+    static_assert(SHARES == 1 || (SHARES == 4 && !TOGETHER), "warps that meet are a whole block");
     constexpr int COLUMNS = EPILOGUE::IN, V = 4, LANES = 32 * SHARES;
     x += blockIdx.z * batch_x, w += blockIdx.z * batch_w;
 
-    const int row = blockIdx.x, column = (blockIdx.y * (4 / SHARES) + threadIdx.x / LANES) * COLUMNS;
-    if (column >= N || (rows && row >= *rows)) return;
+    const int row = blockIdx.x, first = blockIdx.y * (4 / SHARES) * COLUMNS, column = first + threadIdx.x / LANES * COLUMNS;
+    if ((column >= N && !TOGETHER) || (rows && row >= *rows)) return;
     const int length = K - (kSabotage == Sabotage::last_k_tile ? 1 : 0);
-    x += static_cast<i64>(row) * ldx, w += static_cast<i64>(column) * ldw;
+    // Where 32 columns are stored at once, the first four lanes of the block do it, and warps beyond the edge come along.
+    const int stored = !TOGETHER ? column : threadIdx.x < 4 ? first + threadIdx.x * COLUMNS : N;
+    EPILOGUE epilogue(M, N, blockIdx.z, of_epilogue...);
+    const auto moments = moments_of(epilogue, row);
+    const auto of_columns = epilogue.template columns_at<WHOLE>(stored);
+    const auto of_row = epilogue.template row_at<WHOLE>(row, stored);
+    const int inside = TOGETHER ? min(column, N - COLUMNS) : column;
+    x += static_cast<i64>(row) * ldx, w += static_cast<i64>(inside) * ldw;
     float acc[COLUMNS] = {};
     if (length % V == 0 && vectors_ok<V>(x, ldx) && vectors_ok<V>(w, ldw)) {
-        dot<V, LANES>(acc, x, w, ldw, N - column, length);
+        dot<V, LANES>(acc, x, w, ldw, N - inside, length);
     } else {
-        dot<1, LANES>(acc, x, w, ldw, N - column, length);
+        dot<1, LANES>(acc, x, w, ldw, N - inside, length);
     }
 #pragma unroll
     for (int j = 0; j < COLUMNS; ++j) acc[j] = warp_sum(acc[j]);
-    if constexpr (SHARES > 1) {
-        __shared__ float sums[SHARES][COLUMNS];
-        if (threadIdx.x % 32 == 0) {
-#pragma unroll
-            for (int j = 0; j < COLUMNS; ++j) sums[threadIdx.x / 32][j] = acc[j];
-        }
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) {
-            acc[j] = sums[0][j];
-#pragma unroll
-            for (int share = 1; share < SHARES; ++share) acc[j] += sums[share][j];
-        }
+    if constexpr (SHARES > 1 || TOGETHER) exchange<TOGETHER>(acc);
+    if constexpr (finds_factors<EPILOGUE>()) epilogue.factors.settle_row(moments, row);
+    if (TOGETHER ? threadIdx.x < 32 : threadIdx.x % LANES == 0) {
+        epilogue.template store<WHOLE>(row, stored, acc, of_columns, of_row);
     }
-    if (threadIdx.x % LANES == 0) EPILOGUE(M, N, blockIdx.z, of_epilogue...).store(row, column, acc);
 }
 
 }  // namespace frtc

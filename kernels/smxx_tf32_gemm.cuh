@@ -225,6 +225,34 @@ __device__ __forceinline__ void store_groups(const Accumulators<TILE>& acc, floa
     }
 }
 
+// The same for all rows of the block's tile, so that four neighbouring lanes have 32 columns of a row, of as many warps as made
+// them. All threads come, behind a barrier.
+template <typename TILE, typename EPILOGUE>
+__device__ __forceinline__ void store_together(const Accumulators<TILE>& acc, float* smem, const EPILOGUE& epilogue, int m0,
+                                               int n0, int warp_m, int warp_n) {
+    constexpr int GROUPS = TILE::BN / 8, STRIDE = TILE::BN + 8;
+    static_assert(TILE::BN % 32 == 0 && TILE::BM * STRIDE * 4 <= TILE::STAGES * TILE::STAGE_BYTES, "in place of the ring");
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float* const slab = smem + (warp_m + g) * STRIDE + warp_n + t * 2;
+#pragma unroll
+    for (int i = 0; i < TILE::WM / 16; ++i) {
+#pragma unroll
+        for (int j = 0; j < TILE::WN / 8; ++j) {
+            const float(&c)[4] = acc[i][j];
+            *reinterpret_cast<float2*>(slab + i * 16 * STRIDE + j * 8) = make_float2(c[0], c[1]);
+            *reinterpret_cast<float2*>(slab + (i * 16 + 8) * STRIDE + j * 8) = make_float2(c[2], c[3]);
+        }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int at = threadIdx.x; at < TILE::BM * GROUPS; at += TILE::THREADS) {
+        const int row = at / GROUPS, column = at % GROUPS * 8;
+        float v[8];
+        load_f32(v, smem + row * STRIDE + column);
+        epilogue.store(m0 + row, n0 + column, v);
+    }
+}
+
 template <typename TILE, typename EPILOGUE, bool SPLIT_K, typename... ARGUMENTS>
 __global__ void __launch_bounds__(TILE::THREADS, least_blocks<EPILOGUE>())
 smxx_tf32_gemm(const float* __restrict__ x, const float* __restrict__ w, const int* rows, int M, int N, int K, int ldx, int ldw,
@@ -254,7 +282,11 @@ smxx_tf32_gemm(const float* __restrict__ x, const float* __restrict__ w, const i
         if (!reduce_splits<TILE>(acc, partial, arrived)) return;
     }
     const EPILOGUE epilogue(M, N, SPLIT_K ? 0 : blockIdx.z, of_epilogue...);
-    store_groups<TILE>(acc, reinterpret_cast<float*>(smem), epilogue, m0 + warp_m, n0 + warp_n);
+    if constexpr (stores_together<EPILOGUE>()) {
+        store_together<TILE>(acc, reinterpret_cast<float*>(smem), epilogue, m0, n0, warp_m, warp_n);
+    } else {
+        store_groups<TILE>(acc, reinterpret_cast<float*>(smem), epilogue, m0 + warp_m, n0 + warp_n);
+    }
     epilogue.template finish<TILE::THREADS>(smem, m0);
 }
 

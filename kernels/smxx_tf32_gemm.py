@@ -1,11 +1,17 @@
-"""linear and gated_linear of fp32 operands on mma.sync, three TF32 products for each of fp32. smxx_tf32_gemm.cuh."""
+"""linear and gated_linear of fp32 operands on mma.sync, three TF32 products for each of fp32. smxx_tf32_gemm.cuh.
+
+And linear_moments, by tiles whose columns are whole moments.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frtc.kernels import smxx_gemm
-from frtc.kernels.product import NULL, Product, epilogue_refuses, params_of, product_of, types_of
+from frtc.kernels.mainloop import Mainloop
+from frtc.kernels.moments import kernels_over
+from frtc.kernels.product import NULL, Argument, Product, epilogue_refuses, params_of, product_of, types_of
 from frtc.kernels.spec import Config, Kernel, Param, Site, Stage
 from frtc.kernels.targets import Target
 
@@ -58,20 +64,28 @@ class Tile(smxx_gemm.Tile):
 
 def refuse(site: Site, target: Target) -> str:
     p = product_of(site)
-    if isinstance(p, str):
-        return p
+    return p if isinstance(p, str) else mainloop_refuses(p, target) or epilogue_refuses(p)
+
+
+def mainloop_refuses(p: Product, target: Target) -> str:
+    """Why smxx_tf32_gemm.cuh cannot multiply x and w, whatever becomes of the accumulators, or ""."""
     if "cp.async" not in target.has:
         return "needs cp.async"
     if (p.x.dtype, p.w.dtype) != ("f32", "f32"):
         return f"x is {p.x.dtype} and w is {p.w.dtype}; needs f32 for both"
-    return smxx_gemm.places_refuse(p) or epilogue_refuses(p)
+    return smxx_gemm.places_refuse(p)
 
 
 def configs(site: Site, target: Target) -> list[Config]:
     p = product_of(site)
     assert isinstance(p, Product)
+    return [tile.config() for tile in tiles_of(p, target)]
+
+
+def tiles_of(p: Product, target: Target) -> list[Tile]:
+    """Every useful tile, with every useful number of splits."""
     tiles = (Tile.of(_unsplit(shape), p) for shape in TILES)
-    return [split.config() for tile in tiles for split in smxx_gemm.splits_of(tile, p, target, 3)]
+    return [split for tile in tiles for split in smxx_gemm.splits_of(tile, p, target, 3)]
 
 
 def _unsplit(shape: tuple[int, ...]) -> Config:
@@ -79,10 +93,13 @@ def _unsplit(shape: tuple[int, ...]) -> Config:
 
 
 def cost(site: Site, config: Config, target: Target) -> float:
-    """Estimated microseconds."""
     p = product_of(site)
     assert isinstance(p, Product)
-    tile = Tile.of(config, p)
+    return cost_us(p, Tile.of(config, p), target)
+
+
+def cost_us(p: Product, tile: Tile, target: Target) -> float:
+    """Estimated microseconds."""
     return smxx_gemm.time_us(p, tile, target, _tile_clocks(tile, target), L2_BYTES_PER_CLOCK)
 
 
@@ -104,12 +121,15 @@ def _tile_clocks(tile: Tile, target: Target) -> float:
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
     p = product_of(site)
     assert isinstance(p, Product)
-    tile = Tile.of(config, p)
+    return (stage_of(p, Tile.of(config, p), target, p.epilogue(), p.arguments()),)
+
+
+def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: Sequence[Argument]) -> Stage:
+    """The launch of smxx_tf32_gemm.cuh with an epilogue: its C++ type, and what it takes."""
     split = tile.splits > 1
     workspace = (Param("scratch", 0), Param("counters", 0)) if split else (NULL, NULL)
-    arguments = p.arguments()
-    template = f"{tile.cuda}, {p.epilogue()}, {'true' if split else 'false'}, {types_of(arguments)}"
-    stage = Stage(
+    template = f"{tile.cuda}, {epilogue}, {'true' if split else 'false'}, {types_of(arguments)}"
+    return Stage(
         source="smxx_tf32_gemm.cuh",
         entry=f"frtc::smxx_tf32_gemm<{template}>",
         grid=tile.grid(p),
@@ -118,7 +138,6 @@ def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
         params=(*p.params(), *workspace, *params_of(arguments)),
         waits=True,
     )
-    return (stage,)
 
 
 def scratch(site: Site, config: Config) -> int:
@@ -133,6 +152,16 @@ def counters(site: Site, config: Config) -> int:
     return smxx_gemm.counters_of(p, Tile.of(config, p))
 
 
-KERNELS = tuple(
-    Kernel(name, op, "baseline", refuse, configs, cost, stages, scratch, counters) for op, name in KIND.items()
+def _cuts_moments(tile: Tile) -> bool:
+    """Whether 32 columns, of which a moment is, belong to several tiles."""
+    return tile.bn % 32 > 0
+
+
+MAINLOOP = Mainloop(
+    "baseline", "smxx_tf32", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, smxx_gemm.scratch_of,
+    smxx_gemm.counters_of,
+)  # fmt: skip
+KERNELS = (
+    *(Kernel(name, op, "baseline", refuse, configs, cost, stages, scratch, counters) for op, name in KIND.items()),
+    *kernels_over(MAINLOOP, _cuts_moments),
 )

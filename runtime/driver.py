@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +68,17 @@ class Driver:
         if int(status):
             raise self._fault(name, status)
         return values[0] if len(values) == 1 else values
+
+    def repeated(self, name: str, *arguments: Any) -> Callable[[], None]:
+        """The same call as often as inferences come: what can be done once is, and caches are cold by then."""
+        function, fault = getattr(self.api, name), self._fault
+
+        def call() -> None:
+            status = function(*arguments)[0]
+            if status:
+                raise fault(name, status)
+
+        return call
 
     def current(self) -> AbstractContextManager[None]:
         """The primary context is the thread's current one inside, and whatever it was before afterwards."""
@@ -168,6 +179,15 @@ class Driver:
         node, _kept = self._node(function, launch, values)
         return self.call("cuGraphAddKernelNode", graph, list(after), len(after), node)
 
+    def add_copy(self, graph: Any, after: Sequence[Any], to: int, source: int, nbytes: int, back: bool) -> Any:
+        """A copy from pinned memory to the device, or `back`."""
+        kinds = self.api.CUmemorytype.CU_MEMORYTYPE_HOST, self.api.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy = self.api.CUDA_MEMCPY3D()
+        copy.srcMemoryType, copy.dstMemoryType = reversed(kinds) if back else kinds
+        copy.srcHost, copy.srcDevice, copy.dstHost, copy.dstDevice = (0, source, to, 0) if back else (source, 0, 0, to)
+        copy.WidthInBytes, copy.Height, copy.Depth = nbytes, 1, 1
+        return self.call("cuGraphAddMemcpyNode", graph, list(after), len(after), copy, self.context)
+
     def add_early_edges(self, graph: Any, after: Sequence[Any], kernel: Any) -> None:
         """`kernel` may begin when all blocks of each kernel in `after` have released it or ended."""
         edge = self.api.CUgraphEdgeData()
@@ -239,13 +259,13 @@ class _Inside(AbstractContextManager[None]):
     """`Driver.current`: one for all, as it keeps nothing; a generator each time costs every inference microseconds."""
 
     def __init__(self, driver: Driver) -> None:
-        self.driver = driver
+        self.push, self.pop = driver.repeated("cuCtxPushCurrent", driver.context), driver.repeated("cuCtxPopCurrent")
 
     def __enter__(self) -> None:
-        self.driver.call("cuCtxPushCurrent", self.driver.context)
+        self.push()
 
     def __exit__(self, *fault: object) -> None:
-        self.driver.call("cuCtxPopCurrent")
+        self.pop()
 
 
 def host_bytes(address: int, nbytes: int) -> np.ndarray[Any, Any]:

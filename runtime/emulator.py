@@ -57,6 +57,7 @@ class Emulator(Executor):
         self.memory[STATE].fill(0)
 
     def close(self) -> None:
+        self.closed = True
         self.memory.clear()
 
     def view(self, ref: Ref, round: int = 0) -> Array:

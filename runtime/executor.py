@@ -31,11 +31,12 @@ class Executor(ABC):
 
     inputs, outputs   slots by name
     bound             slots that live in memory of the caller, which is neither read nor checked here
+    closed            everything was given back
     check_finite      after a run, an output that is not finite is an error (run.nonfinite), and no output can be read
     """
 
     def __init__(self, program: Program, check_finite: bool) -> None:
-        self.program, self.check_finite = program, check_finite
+        self.program, self.check_finite, self.closed = program, check_finite, False
         self.refused: FrtcError | None = None
         self.launched_ns = 0  # time.perf_counter_ns when the device had all of the last run; 0: there is none
         self.frames: Frames | None = None  # where raw camera frames may be given instead of `images`
@@ -46,12 +47,7 @@ class Executor(ABC):
 
     def set(self, name: str, values: Array) -> None:
         """Give an input. It stays until it is given anew."""
-        slot = _find(self.inputs, name, "input")
-        if not isinstance(values, np.ndarray) or (values.dtype, values.shape) != (DTYPES[slot.dtype].numpy, slot.shape):
-            about = f"{values.dtype}{list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
-            what = f"input {name} is {about}, the Plan takes {slot.dtype}{list(slot.shape)}"
-            raise UsageError("input.type", what)
-        self._host(slot)[...] = values
+        self._place_for(name, values)[...] = values
 
     def take(self, observation: Mapping[str, Any]) -> None:
         """Raw camera frames by role for the next run, which reads them, instead of the input `images`; where there are
@@ -78,6 +74,10 @@ class Executor(ABC):
             self.refused = refusal(self)
         if self.refused:
             raise self.refused
+
+    def inputs_here(self, like: Mapping[str, Array]) -> dict[str, Array]:
+        """Inputs of the names, types and shapes of `like` on the host, in place: what is written there is given."""
+        return {name: self._place_for(name, array) for name, array in like.items()}
 
     def outputs_here(self) -> dict[str, Array]:
         """The outputs on the host, in place; without those that are bound."""
@@ -116,6 +116,15 @@ class Executor(ABC):
 
     def __exit__(self, *fault: object) -> None:
         self.close()
+
+    def _place_for(self, name: str, values: Array) -> Array:
+        """Where an input like `values` lies on the host."""
+        slot = _find(self.inputs, name, "input")
+        if not isinstance(values, np.ndarray) or (values.dtype, values.shape) != (DTYPES[slot.dtype].numpy, slot.shape):
+            about = f"{values.dtype}{list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
+            what = f"input {name} is {about}, the Plan takes {slot.dtype}{list(slot.shape)}"
+            raise UsageError("input.type", what)
+        return self._host(slot)
 
     def _check_stage(self, name: str, round: int) -> None:
         rounds = _find(self.rounds, name, "stage")

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from ctypes import memmove
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from frtc.runtime.policy import Camera, Images, Policy
 from frtc.runtime.steps_image import (
     BITS,
     Array,
+    as_rgb,
     corner,
     fit,
     on_device,
@@ -69,12 +72,11 @@ class Frames:
     def __init__(self, driver: Driver, step: Images, function: Any, stream: Any, ordinal: int) -> None:
         views = len(step.cameras)
         self.function, self.launch = function, Launch(0, grid_of(views, step.size), THREADS, 0, PARAMS)
-        self.table, self.found = np.zeros(views, CAMERA), np.zeros(views, np.uint32)
-        self.lead = Lead(function, self.launch, (0, 0, 0))
         self.given: list[Array | DeviceArray] = []
         self.shown = False
         self.copy_us, self.serial = 0.0, 0
         self.cameras = [_Camera(driver, step, camera, stream, ordinal) for camera in step.cameras]
+        self.place(np.zeros(views, CAMERA), np.zeros(views, np.uint32), (0, 0, 0))
 
     @property
     def rooms(self) -> tuple[int, int]:
@@ -84,12 +86,15 @@ class Frames:
     def place(self, table: Array, found: Array, addresses: tuple[int, int, int]) -> None:
         """addresses: on the device, of the table, of `images` and of `found`."""
         self.table, self.found = table.view(CAMERA), found.view(np.uint32)
+        self.serials = self.table["serial"]
+        for camera, record in zip(self.cameras, self.table, strict=True):
+            camera.record = record
         self.lead = Lead(self.function, self.launch, addresses)
 
     def take(self, observation: Mapping[str, Any]) -> None:
         """Check the frames and keep them for the next inference; where one is refused it has none."""
         self.drop()
-        self.given = [camera.look(observation[camera.camera.role]) for camera in self.cameras]
+        self.given = [camera.look(observation[camera.role]) for camera in self.cameras]
 
     def drop(self) -> None:
         self.given = []
@@ -105,10 +110,10 @@ class Frames:
         given, self.given = self.given, []
         started = time.perf_counter_ns()
         self.serial = self.serial % 0xFFFF_FFFF + 1
-        for camera, frame, record in zip(self.cameras, given, self.table, strict=True):
-            camera.put(frame, record)
-            record["serial"] = self.serial
+        self.serials.fill(self.serial)
         self.shown = True
+        for camera, frame in zip(self.cameras, given, strict=True):
+            camera.put(frame)
         self.copy_us = (time.perf_counter_ns() - started) / 1e3
 
     def refusal(self) -> FrtcError | None:
@@ -131,48 +136,58 @@ class Frames:
 
 
 class _Camera:
-    """One camera's frame in pinned and in device memory, and behind it on both sides its filter tables."""
+    """One camera's frame in pinned and in device memory, and behind it on both sides its filter tables.
+
+    form   of the last frame, as `_form` has it; () if the next one has to be looked at anyhow
+    """
 
     def __init__(self, driver: Driver, step: Images, camera: Camera, stream: Any, ordinal: int) -> None:
         self.driver, self.step, self.camera, self.stream, self.ordinal = driver, step, camera, stream, ordinal
-        self.form: tuple[Any, ...] = ()  # of the last frame: shape, strides, type, whether on the device
+        self.role, self.is_float = intern(camera.role), not camera.pixel.endswith("8")
+        self.record: Any = None  # in the table
+        self.form: tuple[Any, ...] = ()
         self.room, self.pinned, self.device = 0, 0, 0
-        self.nbytes = self.first = 0  # of a frame; from its lowest byte to element [0, 0, 0]
+        self.nbytes = self.below = 0  # of a frame; how far its lowest byte lies below its first element
         self.packed = False  # the frame has no gaps: its memory is copied as it lies
         self.staged = np.zeros(0, np.uint8)
         self.as_staged: Callable[[Array], Array] = lambda frame: frame
         self.seen: tuple[int, bool] = (0, False)  # an address, and whether it was pinned
+        self.upload: Callable[[], None] = lambda: None  # of a frame in our pinned memory
         self.event: Any = None  # of other streams
         self.owner: Any = None  # keeps a frame on the device alive until the next
 
-    def look(self, frame: object) -> Array | DeviceArray:
-        """The frame as [height, width, RGB], on the host or on the device; an error where it is not as declared."""
-        if isinstance(frame, np.ndarray) or not on_device(frame):
+    def look(self, frame: Any) -> Array | DeviceArray:
+        """The frame, on the host or on the device; an error where it is not as declared."""
+        if isinstance(frame, np.ndarray) and self.form == _form(frame) and not self.is_float:
+            return frame  # as the last one; of floats the values are looked at each time
+        on_host = isinstance(frame, np.ndarray) or not on_device(frame)
+        if on_host:
             found: Array | DeviceArray = read_image(self.camera, frame)
         else:
             found = read_device(self.camera, frame, self.driver, self.ordinal, self.stream)
         height, width = found.shape[:2]
-        fit(height, width, self.step.size, self.camera.role)  # it does not vanish
-        return found
+        fit(height, width, self.step.size, self.role)  # it does not vanish
+        return frame if on_host else found
 
-    def put(self, frame: Array | DeviceArray, record: Any) -> None:
-        form = (frame.shape, frame.strides, frame.dtype, isinstance(frame, DeviceArray))
-        if form != self.form:
-            self._prepare(frame, record)
-            self.form = form
+    def put(self, frame: Array | DeviceArray) -> None:
+        """What `look` has found good, to the device where it is not there."""
         self.owner = None  # of the last frame, whose inference is over
+        if self.form != _form(frame):
+            self._prepare(frame)
         if isinstance(frame, DeviceArray):
             if frame.made_on is not None:
                 self._wait_for(frame.made_on)
-            self.owner, record["frame"] = frame.owner, frame.address
+            self.owner, self.record["frame"] = frame.owner, frame.address
             return
-        start = frame.ctypes.data - self.first
-        if self.packed and self._is_pinned(start):
-            source = start
+        lowest = frame.ctypes.data - self.below
+        if self.packed and self._is_pinned(lowest):
+            self.driver.call("cuMemcpyHtoDAsync", self.device, lowest, self.nbytes, self.stream)
+            return
+        if self.packed:
+            memmove(self.pinned, lowest, self.nbytes)
         else:
             np.copyto(self.staged, self.as_staged(frame))
-            source = self.pinned
-        self.driver.call("cuMemcpyHtoDAsync", self.device, source, self.nbytes, self.stream)
+        self.upload()
 
     def _is_pinned(self, address: int) -> bool:
         """Asked once for an address: where memory there is another by now, the copy is only slower."""
@@ -189,10 +204,11 @@ class _Camera:
 
     # ---- a frame of a new form ----
 
-    def _prepare(self, frame: Array | DeviceArray, record: Any) -> None:
+    def _prepare(self, given: Array | DeviceArray) -> None:
+        frame = as_rgb(self.camera, given) if isinstance(given, np.ndarray) else given
         height, width = frame.shape[:2]
-        step = self.step
-        h, w = fit(height, width, step.size, self.camera.role)
+        step, record = self.step, self.record
+        h, w = fit(height, width, step.size, self.role)
         resized = (h, w) != (height, width)
         tables = taps(step.resize, width, w, resized), taps(step.resize, height, h, resized)
         self.form = ()
@@ -206,29 +222,33 @@ class _Camera:
             self.driver.call("cuMemcpyHtoDAsync", self.device + start, self.pinned + start, table.nbytes, self.stream)
         top, left = corner(step.size - h, step.size - w, step.place)
         wide, is_float = (len(tables[0]), len(tables[1])), frame.dtype in ("f32", np.float32)
-        strides = self._stage(frame, host, record) if isinstance(frame, np.ndarray) else frame.byte_strides
+        strides = self._stage(frame, host) if isinstance(frame, np.ndarray) else frame.byte_strides
         record["across"], record["down"] = self.device + at[0], self.device + at[1]
         record["row"], record["column"], record["channel"] = strides
         record["across_taps"], record["down_taps"] = wide
         record["height"], record["width"], record["top"], record["left"] = h, w, top, left
         record["size"], record["is_float"], record["rule"] = step.size, is_float, RULES[step.resize]
         record["border"] = step.border
+        if isinstance(given, np.ndarray):
+            self.below = -sum(min(0, (n - 1) * by) for n, by in zip(given.shape, given.strides, strict=True))
+            copy = (self.device, self.pinned, self.nbytes, self.stream)
+            self.upload = self.driver.repeated("cuMemcpyHtoDAsync", *copy)
+        self.form = _form(given)
 
-    def _stage(self, frame: Array, host: Array, record: Any) -> tuple[int, ...]:
+    def _stage(self, frame: Array, host: Array) -> tuple[int, ...]:
         """How frames of this form lie in pinned and device memory: axes in the order of memory, steps upwards, no gaps.
         Returns the strides of [height, width, RGB] there, in bytes."""
         order = sorted(range(3), key=lambda axis: -abs(frame.strides[axis]))
         turned = tuple(slice(None, None, -1) if step < 0 else slice(None) for step in frame.strides)
         shape = tuple(frame.shape[axis] for axis in order)
         self.staged = host[: self.nbytes].view(frame.dtype).reshape(shape)
-        self.as_staged = lambda frame: frame[turned].transpose(order)
-        self.packed = self.as_staged(frame).flags.c_contiguous
+        self.as_staged = lambda given: as_rgb(self.camera, given)[turned].transpose(order)
+        self.packed = frame[turned].transpose(order).flags.c_contiguous
         strides, first = [0, 0, 0], [0, 0, 0]
         for axis, step in zip(order, self.staged.strides, strict=True):
             down = frame.strides[axis] < 0
             strides[axis], first[axis] = (-step, step * (frame.shape[axis] - 1)) if down else (step, 0)
-        self.first = sum(first)
-        record["frame"] = self.device + self.first
+        self.record["frame"] = self.device + sum(first)
         return tuple(strides)
 
     def _reserve(self, nbytes: int) -> None:
@@ -257,6 +277,13 @@ class _Camera:
             self.room = 0
             self.driver.call("cuMemFreeHost", self.pinned)
             self.driver.call("cuMemFree", self.device)
+
+
+def _form(frame: Array | DeviceArray) -> tuple[Any, ...]:
+    """What has to be the same for a frame to be like another."""
+    if isinstance(frame, DeviceArray):
+        return "device", frame.shape, frame.strides, frame.dtype
+    return frame.shape, frame.strides, frame.dtype
 
 
 def taps(resize: str, n: int, m: int, resized: bool) -> Array:

@@ -46,9 +46,19 @@ class Lead:
     addresses: tuple[int, ...]
 
 
-class Graph:
-    """`events`: one to record at the start and after each step, or none. lead: what comes first of all, if anything.
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes between pinned memory and the device, by their addresses."""
 
+    host: int
+    device: int
+    nbytes: int
+
+
+class Graph:
+    """`events`: one to record at the start and after each step, or none. lead: the first launch, if there is one.
+
+    copies      in front of everything to the device, and behind everything from there; or none
     overlap     of the first steps, where their calls wait for each other
     addresses   of the spaces, and of each slot as "slot" + its name; shared with the session, which changes it
     """
@@ -61,6 +71,7 @@ class Graph:
         steps: Sequence[tuple[Stage, int]],
         events: Sequence[Any] = (),
         lead: Lead | None = None,
+        copies: tuple[Copy, Copy] | None = None,
         overlap: Overlap | None = None,
     ) -> None:
         self.driver, self.functions, self.addresses = driver, functions, addresses
@@ -70,14 +81,17 @@ class Graph:
         self.graph = driver.call("cuGraphCreate", 0)
         self.executable: Any = None
         try:
-            ends = self._record(self._add_lead(lead), events[:1])
+            ends = self._add_copy(copies[0], [], back=False) if copies else []
+            ends = self._record(self._add_lead(lead, ends), events[:1])
             first = len(beside.stages) if beside else 0
             if beside:
-                ends = self._add_overlap(beside, [stage for stage, _ in steps[:first]], ends, lead is not None)
+                ends = self._add_overlap(beside, [stage for stage, _ in steps[:first]], ends)
             for i, (stage, round) in enumerate(steps[first:], first):
-                full = bool(events) or (lead is not None and i == 0)
+                full = bool(events) or (i == 0 and bool(ends))
                 ends = self._add_calls(stage.calls, [0] * len(stage.calls), round, ends, full) or ends
                 ends = self._record(ends, events[i + 1 : i + 2])
+            if copies:
+                self._add_copy(copies[1], ends, back=True)
             self.executable = driver.call("cuGraphInstantiate", self.graph, 0)
         except BaseException:
             self.destroy()
@@ -105,16 +119,21 @@ class Graph:
             self.driver.call("cuGraphExecDestroy", self.executable)
         self.driver.call("cuGraphDestroy", self.graph)
 
-    def _add_lead(self, lead: Lead | None) -> list[Any]:
+    def _add_copy(self, copy: Copy, after: list[Any], back: bool) -> list[Any]:
+        to, source = (copy.host, copy.device) if back else (copy.device, copy.host)
+        return [self.driver.add_copy(self.graph, after, to, source, copy.nbytes, back)]
+
+    def _add_lead(self, lead: Lead | None, after: list[Any]) -> list[Any]:
         """What it writes are inputs, which early launches may read before they wait: edges from there are full."""
         if lead is None:
-            return []
-        return [self.driver.add_kernel(self.graph, (), lead.function, lead.launch, lead.addresses)]
+            return after
+        return [self.driver.add_kernel(self.graph, after, lead.function, lead.launch, lead.addresses)]
 
-    def _add_overlap(self, overlap: Overlap, stages: Sequence[Stage], start: list[Any], full: bool) -> list[Any]:
+    def _add_overlap(self, overlap: Overlap, stages: Sequence[Stage], start: list[Any]) -> list[Any]:
         calls = [call for stage in stages for call in stage.calls]
         calls = [replace(call, after=after) for call, after in zip(calls, overlap.after, strict=True)]
-        return self._add_calls(calls, [i for i, stage in enumerate(stages) for _ in stage.calls], 0, start, full)
+        of = [i for i, stage in enumerate(stages) for _ in stage.calls]
+        return self._add_calls(calls, of, 0, start, full=bool(start))
 
     def _add_calls(
         self, calls: Sequence[Call], stage: Sequence[int], round: int, start: list[Any], full: bool

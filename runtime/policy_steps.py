@@ -8,8 +8,8 @@ actions = steps.finish(output, prepared)                 # f32 [horizon, dim], r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from sys import intern
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +17,18 @@ from numpy.typing import NDArray
 from frtc.errors import FrtcError, nearest
 from frtc.runtime.noise import normal
 from frtc.runtime.policy import Absolute, Images, Noise, Policy, Prompt, Slice, State, Tokens, Unnormalise
-from frtc.runtime.prompt import prompt_text
+from frtc.runtime.prompt import PromptStep
 from frtc.runtime.steps_image import ImageStep
-from frtc.runtime.steps_vector import Normaliser, absolute, apply, read_state
+from frtc.runtime.steps_vector import Normaliser, StateStep, absolute, apply
 from frtc.runtime.tokenize import TokenStep
 
 Array = NDArray[Any]
-FLOAT32_MOST = float(np.finfo(np.float32).max)
 NUMPY = {"u8": np.uint8, "i32": np.int32, "f32": np.float32}
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """inputs: by name, as in Policy.device_inputs, without `images` where raw frames were taken; the arrays belong to
-    PolicySteps and live until its next prepare."""
+class Prepared(NamedTuple):
+    """inputs: by name, as in Policy.device_inputs; where raw frames were taken `images` are not made. The arrays are
+    those that `prepare` was given, or belong to PolicySteps and live until its next prepare."""
 
     inputs: Mapping[str, Array]
     state: Array | None  # [dim], as it was normalised: what relative actions are added to
@@ -43,50 +41,52 @@ class PolicySteps:
     def __init__(self, policy: Policy, tokenizer: bytes | None = None, seed: int = 0) -> None:
         self.policy, self.seed, self.draw = policy, seed, 0
         self.inputs = {name: np.zeros(shape, NUMPY[dtype]) for name, (dtype, shape) in policy.device_inputs().items()}
-        self.but_images = {name: array for name, array in self.inputs.items() if name != "images"}
         self.draws: dict[tuple[int, int], Array] = {}
         images, tokens, scale = policy.find(Images), policy.find(Tokens), policy.find(Unnormalise)
-        self.state, self.prompt, self.noise = policy.find(State), policy.find(Prompt), policy.find(Noise)
+        state, prompt, self.noise = policy.find(State), policy.find(Prompt), policy.find(Noise)
         self.cut, self.absolute = policy.find(Slice), policy.find(Absolute)
-        self.state_steps, self.action_steps = policy.state_steps, policy.action_steps
+        self.state, self.state_steps, self.action_steps = state, policy.state_steps, policy.action_steps
+        self.prompt, self.text = prompt, PromptStep(prompt).text if prompt else None
         self.images = ImageStep(images) if images else None
         self.tokens = TokenStep(tokens, tokenizer) if tokens else None
-        self.normalise = Normaliser(self.state.norm).normalise if self.state else None
+        self.vector = StateStep(state, policy.state_steps) if state else None
         self.unnormalise = Normaliser(scale.norm).unnormalise if scale else None
-        self.cameras = tuple(camera.role for camera in images.cameras) if images else ()
-        given = (("state", self.state), ("prompt", self.prompt))
+        self.cameras = tuple(intern(camera.role) for camera in images.cameras) if images else ()
+        given = (("state", state), ("prompt", prompt))
         self.required = (*self.cameras, *(name for name, step in given if step))
         self.optional = ("noise",) if self.noise else ()
+        self.usual = frozenset(self.required)
 
     def prepare(
         self,
         observation: Mapping[str, Any],
         draw: int | None = None,
         take: Callable[[Mapping[str, Any]], object] | None = None,
+        into: Mapping[str, Array] | None = None,
     ) -> Prepared:
         """Device inputs for one inference.
 
         draw   the number of the Philox draw; by default the next one
         take   what the camera frames are given to as they are, instead of the image step here
+        into   arrays for the inputs, by name and as in Policy.device_inputs, instead of those here; after an error some
+               of them are new
         """
         self._check_keys(observation)
+        inputs = self.inputs if into is None else into
         state = normalised = None
         if self.images and take:
             take(observation)
         elif self.images:
-            self.images.run(observation, self.inputs["images"])
-        if self.state and self.normalise:
-            with np.errstate(over="ignore", invalid="ignore"):  # said by the check below
-                state = apply(self.state_steps, read_state(self.state, observation["state"]))
-                normalised = self.normalise(state)
-            _require_reachable(normalised)
+            self.images.run(observation, inputs["images"])
+        if self.state and self.vector:
+            state, normalised = self.vector.run(observation["state"])
             if self.state.width:
-                self.inputs["state"][: self.state.dim] = normalised
-        if self.prompt and self.tokens:
-            text = prompt_text(self.prompt, observation["prompt"], normalised)
-            self.inputs["n"][...] = self.tokens.run(text, self.inputs["tokens"])
-        inputs = self.but_images if take else self.inputs
-        return Prepared(inputs, state, self._noise(observation.get("noise"), draw))
+                inputs["state"][: self.state.dim] = normalised
+                inputs["state"][self.state.dim :] = 0
+        if self.text and self.tokens:
+            text = self.text(observation["prompt"], normalised)
+            inputs["n"][...] = self.tokens.run(text, inputs["tokens"])
+        return Prepared(inputs, state, self._noise(observation.get("noise"), draw, inputs))
 
     def draw_ahead(self) -> None:
         """Make the noise that the next inference takes by default, while there is time."""
@@ -111,21 +111,21 @@ class PolicySteps:
         _require_finite(made, "the actions in robot units")
         return made
 
-    def _noise(self, given: object, draw: int | None) -> int | None:
+    def _noise(self, given: object, draw: int | None, inputs: Mapping[str, Array]) -> int | None:
         if self.noise is None:
             return None
         shape = (self.noise.horizon, self.noise.width)
         if given is None:
             number = self.draw if draw is None else draw
             self.draw = number + 1
-            self.inputs["noise"][...] = self._drawn(number)
+            inputs["noise"][...] = self._drawn(number)
             return number
         if not isinstance(given, np.ndarray) or given.dtype != np.float32 or given.shape != shape:
             found = f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else type(given).__name__
             raise FrtcError("input.noise", f"the noise is {found}, not float32{list(shape)}")
         if not np.isfinite(given).all():
             raise FrtcError("input.noise", "the noise holds NaN or infinity", hint="leave it out, and it is drawn here")
-        self.inputs["noise"][...] = given
+        inputs["noise"][...] = given
         return None
 
     def _drawn(self, number: int) -> Array:
@@ -138,6 +138,8 @@ class PolicySteps:
         return self.draws[key]
 
     def _check_keys(self, observation: Mapping[str, Any]) -> None:
+        if type(observation) is dict and observation.keys() == self.usual:
+            return
         if not isinstance(observation, Mapping):
             what = f"the observation is {type(observation).__name__}, not a mapping"
             raise FrtcError("input.observation", what, hint=f"a dict with {', '.join(self.required)}")
@@ -165,11 +167,3 @@ def _require_finite(actions: Array, what: str) -> None:
             f"{what} are not finite: nothing is sent to the robot",
             hint="`frtc verify --bisect` names the first tensor that departs",
         )
-
-
-def _require_reachable(normalised: Array) -> None:
-    """A finite state may still leave float32 on its way to the model."""
-    near = np.abs(normalised) <= FLOAT32_MOST
-    if not near.all():
-        what = f"state numbers {np.flatnonzero(~near).tolist()} are too large once normalised"
-        raise FrtcError("input.state_value", what, hint="are they in the robot's units?")

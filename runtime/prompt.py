@@ -11,6 +11,8 @@ from frtc.errors import FrtcError
 from frtc.runtime.policy import Prompt
 
 EDGES = np.linspace(-1, 1, 257)[:-1]  # multiples of 1/128: exact
+MIDDLE = 128  # bin of 0, with which states are padded
+STATE = "{state}"
 
 
 def bins(state: NDArray[Any]) -> NDArray[np.int64]:
@@ -26,15 +28,41 @@ def clean(text: str, rule: str) -> str:
     return text
 
 
+class PromptStep:
+    """The text to tokenise. What depends on the instruction alone is made when it changes."""
+
+    def __init__(self, step: Prompt) -> None:
+        self.step = step
+        self.prompt, self.parts = "", self._parts("")
+
+    def text(self, prompt: object, state: NDArray[Any] | None) -> str:
+        """state: normalised, [dim]; needed iff the template shows it."""
+        if type(prompt) is not str or prompt != self.prompt:
+            self.prompt = str(_checked(prompt))
+            self.parts = self._parts(self.prompt)
+        if len(self.parts) == 1 or state is None:
+            return STATE.join(self.parts)
+        numbers = bins(state).tolist()
+        numbers += [MIDDLE] * (self.step.state_numbers - len(numbers))
+        return " ".join(map(str, numbers)).join(self.parts)
+
+    def _parts(self, prompt: str) -> tuple[str, ...]:
+        """What stands around the state's numbers; the instruction may hold "{state}" itself."""
+        parts = self.step.template.split(STATE) if self.step.state_numbers else [self.step.template]
+        return tuple(part.replace("{prompt}", clean(prompt, self.step.clean)) for part in parts)
+
+
 def prompt_text(step: Prompt, prompt: object, state: NDArray[Any] | None) -> str:
-    """The text to tokenise. state: normalised, [dim]; needed iff the template shows it."""
+    """The same once."""
+    return PromptStep(step).text(prompt, state)
+
+
+def _checked(prompt: object) -> str:
     if not isinstance(prompt, str):
         raise FrtcError("input.prompt_type", f"the prompt is a {type(prompt).__name__}, not a str")
-    if any("\ud800" <= c <= "\udfff" for c in prompt):
-        raise FrtcError("input.prompt_type", "the prompt is not valid Unicode: it holds half of a surrogate pair")
-    text = step.template
-    if step.state_numbers and state is not None:
-        padded = np.zeros(step.state_numbers, state.dtype)
-        padded[: len(state)] = state
-        text = text.replace("{state}", " ".join(map(str, bins(padded).tolist())))
-    return text.replace("{prompt}", clean(prompt, step.clean))  # last: the instruction may hold "{state}" itself
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        what = "the prompt is not valid Unicode: it holds half of a surrogate pair"
+        raise FrtcError("input.prompt_type", what) from None
+    return prompt

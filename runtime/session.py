@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Lock
@@ -28,12 +28,13 @@ from frtc.errors import FrtcError, UsageError
 from frtc.kernels.dtypes import DTYPES
 from frtc.kernels.smxx_frames import CUBIN
 from frtc.runtime.device_array import DeviceArray
-from frtc.runtime.driver import Driver, host_bytes
+from frtc.runtime.driver import Driver
 from frtc.runtime.executor import Array, Executor
 from frtc.runtime.frames import IMAGES, Frames, step_of, symbol_of
-from frtc.runtime.graph import Graph
+from frtc.runtime.graph import Copy, Graph
+from frtc.runtime.mirror import Mirror
 from frtc.runtime.plan import ARENA, SLOT, STATE, WEIGHTS, Program, Ref, Slot, unrolled
-from frtc.runtime.plan_file import Plan, aligned
+from frtc.runtime.plan_file import Plan
 from frtc.runtime.room import require_room
 from frtc.runtime.timing import took_us
 from frtc.runtime.upload import upload
@@ -41,7 +42,8 @@ from frtc.runtime.upload import upload
 POINTER_ALIGN = 16  # bytes; kernels load vectors
 NON_BLOCKING = 1  # a stream that does not wait for the legacy default stream
 TURNS: defaultdict[int, Lock] = defaultdict(Lock)  # of a GPU: whose inference runs
-# Keys beside the stages' names: all of an inference, the same from raw frames on, with events; frames alone.
+# Keys beside the stages' names: all of an inference; the same from raw frames on, and with its other copies; with
+# events; frames alone.
 WHOLE, FROM_FRAMES, TIMED, FRAMES = "", "\0frames", "\0timed", "\0images"
 
 
@@ -79,10 +81,11 @@ class Session(Executor):
     ) -> None:
         super().__init__(plan.program, check_finite)
         self.driver = driver or Driver(device)
-        self.ordinal, self.closed = device, False
-        self.turn: AbstractContextManager[Any] = TURNS[device] if plan.program.target.sms else nullcontext()
+        self.ordinal = device
+        self.turn = TURNS[device] if plan.program.target.sms else Lock()
         self.stream: Any = 0
         self.graphs: dict[str, Graph] = {}
+        self._launch_from_frames: Callable[[], None] | None = None
         self.events: list[Any] = []
         self._undo: list[Callable[[], object]] = []
         try:
@@ -109,7 +112,6 @@ class Session(Executor):
                 graph = self._graph(name)
                 if self.frames and name == FROM_FRAMES:
                     self.frames.forget()
-                    self._copy_in()
                 for _ in range(runs):
                     graph.launch(self.stream)
         self.reset()
@@ -127,13 +129,16 @@ class Session(Executor):
     def take(self, observation: Mapping[str, Any]) -> None:
         if self.frames is None:
             return super().take(observation)
-        self._host(self.inputs[IMAGES])  # it must not be bound
+        if self.bound:
+            self._host(self.inputs[IMAGES])  # it must not be
         self.frames.take(observation)
 
     def _run(self, meanwhile: Callable[[], object]) -> None:
         with self.driver.current():
-            given = self.frames and self.frames.given
-            self._on_frames([self._graph(FROM_FRAMES if given else WHOLE)], meanwhile)
+            if self.frames and self.frames.given:
+                self._on_frames(self._launch_from_frames or self._from_frames(), meanwhile)
+            else:
+                self._on_frames(self._with_copies(self._graph(WHOLE)), meanwhile)
 
     def run_stage(self, name: str, round: int = 0) -> None:
         self._check_stage(name, round)
@@ -141,18 +146,21 @@ class Session(Executor):
             graph = self._graph(name)
             graph.set_round(round)
             given = self.frames and self.frames.given
-            self._on_frames([self._graph(FRAMES), graph] if given else [graph])
+            self._on_frames(self._with_copies(*([self._graph(FRAMES)] if given else ()), graph))
 
-    def _on_frames(self, graphs: Sequence[Graph], meanwhile: Callable[[], object] = lambda: None) -> None:
-        """On the frames that were taken, where there are some; what fails leaves them to the next run."""
+    def _on_frames(self, begin: Callable[[], None], meanwhile: Callable[[], object] = lambda: None) -> None:
+        """On the frames that were taken, where there are some; what fails leaves them to the next run.
+
+        begin   gives the device everything; nothing comes between the frames and that
+        """
         frames = self.frames
         if frames is None:
-            return self._round_trip(graphs, meanwhile)
+            return self._round_trip(begin, meanwhile)
         given = frames.given
         try:
             if given:
                 frames.begin()
-            self._round_trip(graphs, meanwhile)
+            self._round_trip(begin, meanwhile)
         except BaseException:
             if given:
                 frames.given, frames.shown = given, False
@@ -198,6 +206,7 @@ class Session(Executor):
                 with suppress(FrtcError):  # after a fault in a kernel every call fails: give back what can be
                     self._undo.pop()()
         self.graphs.clear()
+        self._launch_from_frames = None
         with suppress(FrtcError):
             self.driver.release()
 
@@ -218,7 +227,7 @@ class Session(Executor):
     def unbind(self, name: str) -> None:
         """Have a slot live in the session's own memory again."""
         self.bound.pop(self._slot(name).name, None)
-        self._move_slot(name, self.slots + self.places[name])
+        self._move_slot(name, self.slots + self.mirror.places[name])
 
     def _move_slot(self, name: str, address: int) -> None:
         if self.addresses[SLOT + name] != address:
@@ -236,34 +245,50 @@ class Session(Executor):
     def _host(self, slot: Slot) -> Array:
         if slot.name in self.bound:
             raise UsageError("slot.bound", f"slot {slot.name} lives in memory of the caller: read or write it there")
-        return self.on_host[slot.name]
+        return self.mirror.arrays[slot.name]
 
-    def _round_trip(self, graphs: Sequence[Graph], meanwhile: Callable[[], object]) -> None:
+    def _round_trip(self, begin: Callable[[], None], meanwhile: Callable[[], object]) -> None:
         with self.turn:
-            self._copy_in()
-            for graph in graphs:
-                graph.launch(self.stream)
-            self._copy_out()
+            begin()
             self.launched_ns = time.perf_counter_ns()
             meanwhile()
             self.driver.call("cuStreamSynchronize", self.stream)
 
+    def _from_frames(self) -> Callable[[], None]:
+        """One launch, once the graph is built: it copies in and out by itself."""
+        executable = self._graph(FROM_FRAMES).executable
+        self._launch_from_frames = self.driver.repeated("cuGraphLaunch", executable, self.stream)
+        return self._launch_from_frames
+
+    def _with_copies(self, *graphs: Graph) -> Callable[[], None]:
+        def begin() -> None:
+            self._copy_in()
+            for graph in graphs:
+                graph.launch(self.stream)
+            self._copy_out()
+
+        return begin
+
     def _copy_in(self) -> None:
         """All inputs; where `images` on the device are those of frames, what lies behind them."""
         if self.frames or self.inputs.keys() - self.bound.keys():
-            at = self.behind if self.frames and self.frames.shown else 0
-            self.driver.call("cuMemcpyHtoDAsync", self.slots + at, self.pinned + at, self.split - at, self.stream)
+            copy = self.mirror.inputs(self.slots, but_images=bool(self.frames and self.frames.shown))
+            self.driver.call("cuMemcpyHtoDAsync", copy.device, copy.host, copy.nbytes, self.stream)
 
     def _copy_out(self) -> None:
         if self.outputs.keys() - self.bound.keys() or self.frames:
-            at, nbytes = self.split, self.host.nbytes - self.split
-            self.driver.call("cuMemcpyDtoHAsync", self.pinned + at, self.slots + at, nbytes, self.stream)
+            copy = self.mirror.outputs(self.slots)
+            self.driver.call("cuMemcpyDtoHAsync", copy.host, copy.device, copy.nbytes, self.stream)
+
+    def _copies(self) -> tuple[Copy, Copy]:
+        """Of an inference from frames: what lies behind `images`, and all outputs."""
+        return self.mirror.inputs(self.slots, but_images=True), self.mirror.outputs(self.slots)
 
     # ---- timing and memory ----
 
     def memory(self) -> Memory:
         program = self.program
-        slots = self.host.nbytes + (self.frames.nbytes if self.frames else 0)
+        slots = self.mirror.nbytes + (self.frames.nbytes if self.frames else 0)
         parts = (program.weights_nbytes, program.arena_nbytes, program.state_nbytes, slots)
         with self.driver.current():
             return Memory(*parts, sum(parts), self.free_at_first - self.driver.free_bytes())
@@ -306,11 +331,12 @@ class Session(Executor):
         self.stream = _handle(stream) if given else self._keep("cuStreamCreate", "cuStreamDestroy", NON_BLOCKING)
         files = plan.files()
         self.frames = self._load_frames(program, files)
-        self._place_slots()
+        self.mirror = Mirror(driver, self.inputs, self.outputs, self.frames.rooms if self.frames else (0, 0))
+        self._undo.append(self.mirror.close)
         sizes = {WEIGHTS: program.weights_nbytes, ARENA: program.arena_nbytes, STATE: program.state_nbytes}
         self.addresses = {space: self._alloc(nbytes) for space, nbytes in sizes.items()}
-        self.slots = self._alloc(self.host.nbytes)
-        self.addresses |= {SLOT + name: self.slots + at for name, at in self.places.items()}
+        self.slots = self._alloc(self.mirror.nbytes)
+        self.addresses |= {SLOT + name: self.slots + at for name, at in self.mirror.places.items()}
         self._place_frames()
         upload(driver, plan.weights, self.addresses[WEIGHTS], self.stream)
         names = sorted({entry.cubin for entry in program.kernels})
@@ -318,7 +344,7 @@ class Session(Executor):
         self.functions = [driver.function(modules[e.cubin], e.symbol, e.smem) for e in program.kernels]
         require_room(driver, plan, self.functions)
         # `warm` runs on them before anybody sets them: what memory held might be a token beyond the table.
-        driver.call("cuMemsetD8Async", self.slots, 0, max(self.host.nbytes, 1), self.stream)
+        driver.call("cuMemsetD8Async", self.slots, 0, max(self.mirror.nbytes, 1), self.stream)
         self.reset()
 
     def _load_frames(self, program: Program, files: Mapping[str, memoryview]) -> Frames | None:
@@ -331,37 +357,11 @@ class Session(Executor):
         self._undo.append(frames.close)
         return frames
 
-    def _place_slots(self) -> None:
-        """Inputs and the table of frames, then outputs from `split` on and what was found in frames; the same places on
-        the host. `images` come first and end before `behind`: a copy may leave them out."""
-        self.places: dict[str, int] = {}
-        at = self.split = self.behind = 0
-        rooms = self.frames.rooms if self.frames else (0, 0)
-        self.frame_places: list[int] = []
-        for slots, room in zip((self.inputs, self.outputs), rooms, strict=True):
-            self.split = at
-            for name in sorted(slots, key=lambda name: name != IMAGES):
-                self.places[name], at = at, aligned(at + slots[name].nbytes)
-                if name == IMAGES and slots is self.inputs:
-                    self.behind = at
-            self.frame_places.append(at)
-            at = aligned(at + room)
-        self.pinned = self.driver.host_alloc(at)
-        self._undo.append(lambda: self.driver.call("cuMemFreeHost", self.pinned))
-        self.host = host_bytes(self.pinned, at)
-        self.host.fill(0)
-        self.on_host: dict[str, Array] = {}
-        for slot in (*self.inputs.values(), *self.outputs.values()):
-            at = self.places[slot.name]
-            array = self.host[at : at + slot.nbytes].view(DTYPES[slot.dtype].numpy)
-            self.on_host[slot.name] = array.reshape(slot.shape)
-
     def _place_frames(self) -> None:
         if self.frames:
-            pairs = zip(self.frame_places, self.frames.rooms, strict=True)
-            table, found = (self.host[at : at + room] for at, room in pairs)
-            table_at, found_at = (self.slots + at for at in self.frame_places)
-            self.frames.place(table, found, (table_at, self.slots + self.places[IMAGES], found_at))
+            (table, table_at), (found, found_at) = self.mirror.rooms
+            addresses = (self.slots + table_at, self.addresses[SLOT + IMAGES], self.slots + found_at)
+            self.frames.place(table, found, addresses)
 
     def _alloc(self, nbytes: int) -> int:
         return int(self._keep("cuMemAlloc", "cuMemFree", max(nbytes, 1)))
@@ -382,8 +382,9 @@ class Session(Executor):
             named = [(self.program.stage(stage), round) for stage, round in steps]
             events = self.events[2:] if name == TIMED else ()
             lead = self.frames.lead if self.frames and name in (FROM_FRAMES, FRAMES) else None
+            copies = self._copies() if name == FROM_FRAMES else None
             overlap = self.program.overlap if name in (WHOLE, FROM_FRAMES) else None
-            graph = Graph(self.driver, self.functions, self.addresses, named, events, lead, overlap)
+            graph = Graph(self.driver, self.functions, self.addresses, named, events, lead, copies, overlap)
             self._undo.append(graph.destroy)
             graph.upload(self.stream)
             self.graphs[name] = graph

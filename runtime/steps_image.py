@@ -216,6 +216,11 @@ def read_image(camera: Camera, image: object) -> Array:
             f"image {camera.role} leaves [0, 1]",
             [_declared(camera), ("found", f"{image.min()} to {image.max()}")],
         )
+    return as_rgb(camera, image)
+
+
+def as_rgb(camera: Camera, image: Array) -> Array:
+    """A picture as it is declared -> the view [height, width, RGB]."""
     view = image if camera.layout == "hwc" else image.transpose(1, 2, 0)
     return view if camera.pixel.startswith("rgb") else view[..., ::-1]
 

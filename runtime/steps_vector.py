@@ -23,47 +23,88 @@ from frtc.errors import FrtcError
 from frtc.runtime.policy import Linkage, Norm, Rescale, Scale, State, VectorSteps
 
 Array = NDArray[Any]
+FLOAT32_MOST = float(np.finfo(np.float32).max)
+LARGE = 1e15  # of a number in robot units
 
 
 class Normaliser:
-    """A Norm with its constants ready. Both directions compute in `dtype` and return it."""
+    """A Norm with its constants ready. Both directions compute in `dtype` and return it.
+
+        normalise   (x - offset) / divisor - shift
+        unnormalise (y + shift) * factor + offset
+
+    have the bits of the formulas above: a factor of two is exact wherever it stands.
+
+    ordinary    numbers whose sizes add up to so much at most stay in float32; negative: not known
+    """
 
     def __init__(self, norm: Norm) -> None:
         self.rule = norm.rule
         self.dtype = np.dtype(np.float32 if norm.rule.startswith("lerobot") else np.float64)
         a, b = (np.asarray(v, self.dtype) for v in (norm.mean_or_low, norm.std_or_high))
         eps = self.dtype.type(norm.eps)
+        self.offset, self.divisor, self.shift = a, np.ones_like(a), self.dtype.type(0)
+        self.factor = self.divisor  # of "identity" none of them counts
         if norm.rule.endswith("mean_std"):
-            self.offset, self.divisor = a, b + eps
+            self.divisor = b + eps
             self.factor = b if norm.rule == "lerobot_mean_std" else self.divisor
         elif norm.rule != "identity":
             span = b - a
-            self.offset = a
-            self.divisor = span + eps if norm.rule == "openpi_range" else np.where(span == 0, eps, span)
+            self.divisor = (span + eps if norm.rule == "openpi_range" else np.where(span == 0, eps, span)) / 2
+            self.factor, self.shift = self.divisor, self.dtype.type(1)
+        with np.errstate(divide="ignore"):
+            most = (LARGE + np.abs(self.offset).max()) / np.abs(self.divisor).min()
+        self.ordinary = LARGE if most < FLOAT32_MOST / 2 else -1.0
 
     def normalise(self, x: Array) -> Array:
-        """x [dim] in robot units -> [dim]."""
+        """x [dim] in robot units -> [dim], a new array."""
         x = x.astype(self.dtype)
-        if self.rule == "identity":
-            return x
-        if self.rule.endswith("mean_std"):
-            return (x - self.offset) / self.divisor
-        return 2 * (x - self.offset) / self.divisor - 1  # times 2 is exact: openpi's order gives the same bits
+        if self.rule != "identity":
+            x -= self.offset
+            x /= self.divisor
+            if self.shift:
+                x -= self.shift
+        return x
 
     def unnormalise(self, y: Array) -> Array:
-        """y [..., dim] -> robot units."""
+        """y [..., dim] -> robot units, a new array."""
         y = y.astype(self.dtype)
-        if self.rule == "identity":
-            return y
-        if self.rule.endswith("mean_std"):
-            return y * self.factor + self.offset
-        return (y + 1) * self.divisor / 2 + self.offset
+        if self.rule != "identity":
+            if self.shift:
+                y += self.shift
+            y *= self.factor
+            y += self.offset
+        return y
+
+
+class StateStep:
+    """The state as it was observed -> in the units that it is normalised in, and normalised."""
+
+    def __init__(self, step: State, before: VectorSteps) -> None:
+        self.step, self.before = step, before
+        norm = Normaliser(step.norm)
+        self.normalise = norm.normalise
+        self.ordinary = -1.0 if before else norm.ordinary
+
+    def run(self, value: object) -> tuple[Array, Array]:
+        """Both [dim], new."""
+        state = read_state(self.step, value)
+        if sum(map(abs, state.tolist())) <= self.ordinary:  # NaN is not; a list, as NumPy is slow while caches are cold
+            return state, self.normalise(state)
+        _require_finite(state)
+        with np.errstate(over="ignore", invalid="ignore"):  # said by the check below
+            state = apply(self.before, state)
+            normalised = self.normalise(state)
+        _require_reachable(normalised)
+        return state, normalised
 
 
 def read_state(step: State, value: object) -> Array:
-    """The state as a float array [dim] in robot units, checked."""
+    """The state as a float array [dim] in robot units, a copy; its values are not looked at."""
+    if type(value) is np.ndarray and value.dtype.kind == "f" and value.shape == (step.dim,):
+        return value.copy()
     try:
-        state = np.array(value)  # a copy: it is needed again when the actions come out
+        state = np.array(value)
     except ValueError:
         state = np.array(None)
     if state.dtype.kind != "f":
@@ -78,11 +119,21 @@ def read_state(step: State, value: object) -> Array:
             f"the state has the shape {list(state.shape)}, not [{step.dim}]",
             hint="one number per dimension of the statistics, not padded; --state-dim sets it",
         )
-    if not np.isfinite(state).all():
-        raise FrtcError(
-            "input.state_value", f"state numbers {np.flatnonzero(~np.isfinite(state)).tolist()} are not finite"
-        )
     return state
+
+
+def _require_finite(state: Array) -> None:
+    finite = np.isfinite(state)
+    if not finite.all():
+        raise FrtcError("input.state_value", f"state numbers {np.flatnonzero(~finite).tolist()} are not finite")
+
+
+def _require_reachable(normalised: Array) -> None:
+    """A finite state may still leave float32 on its way to the model."""
+    near = np.abs(normalised) <= FLOAT32_MOST
+    if not near.all():
+        what = f"state numbers {np.flatnonzero(~near).tolist()} are too large once normalised"
+        raise FrtcError("input.state_value", what, hint="are they in the robot's units?")
 
 
 def apply(steps: VectorSteps, x: Array) -> Array:

@@ -22,15 +22,24 @@ class TokenStep:
                 [("wants", f"sha256:{step.tokenizer}")],
             )
         self.step, self.tokenizer = step, load(data)
-        self.last: tuple[str, list[int]] | None = None  # text and its ids: a prompt stays for many inferences
+        self.last, self.count = "", -1  # a prompt stays for many inferences: text and how many tokens it has
+        self.row = np.full(step.budget, step.pad, np.int32)  # of the last text
 
     def run(self, text: str, tokens: NDArray[np.int32]) -> int:
         """Fills tokens [budget]; returns how many are valid."""
+        if self.count < 0 or text != self.last:
+            self.count = -1
+            ids = self._ids(text)
+            self.row[: len(ids)] = ids
+            self.row[len(ids) :] = self.step.pad
+            self.last, self.count = text, len(ids)
+        tokens[...] = self.row
+        return self.count
+
+    def _ids(self, text: str) -> list[int]:
         step = self.step
         begin = [step.bos] if step.bos >= 0 else []
-        if self.last is None or self.last[0] != text:
-            self.last = text, [*begin, *self.tokenizer.encode(text, add_special_tokens=False).ids]
-        ids = self.last[1]
+        ids: list[int] = [*begin, *self.tokenizer.encode(text, add_special_tokens=False).ids]
         if len(ids) > step.budget:
             rows = [("text", repr(text if len(text) <= 120 else text[:120] + "…"))]
             raise FrtcError(
@@ -45,9 +54,7 @@ class TokenStep:
                 f"token {max(ids)} is not among the model's {step.vocab} embeddings",
                 hint="this tokenizer belongs to another model",
             )
-        tokens[: len(ids)] = ids
-        tokens[len(ids) :] = step.pad
-        return len(ids)
+        return ids
 
 
 def load(data: bytes) -> Any:

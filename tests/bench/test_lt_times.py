@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -16,12 +17,12 @@ import pytest
 from bench import cublaslt
 from bench.cublaslt import Algorithm, Failed, Heuristic, Library, Problem
 from bench.lt_chain import copies_of
-from bench.lt_times import Row, Task, is_large, line, plain_of, problems_of, table, tasks_of
+from bench.lt_times import Row, Task, is_large, line, plain_of, problems_of, searched, table, tasks_of
 from bench.product_times import WEIGHTS, size_of
 from frtc.codegen.nvrtc import compile_one
 from frtc.compiler import target_named
 from frtc.errors import EnvironmentFault
-from frtc.kernels.catalog import CATALOG
+from frtc.kernels.catalog import CATALOG, label
 from frtc.kernels.spec import Operand, Param, Site
 from frtc.tuning.chain import chain_of, jobs_of
 from frtc.tuning.questions import Question
@@ -248,6 +249,34 @@ def test_bars_decide_on_the_faster_rival() -> None:
     assert row().bars == {"plain": True, "fused": True}
     assert row(plain=7.2).bars == {"plain": False, "fused": True}
     assert row(fused=9.0).bars == {"plain": True, "fused": False}
+
+
+@dataclass
+class Slow:
+    """Measures nothing: each candidate takes what is left of `times`."""
+
+    times: list[float | None]
+
+    def measure(self, chain: object) -> Any:
+        return SimpleNamespace(us=self.times.pop(0))
+
+
+@pytest.mark.parametrize(
+    ("times", "found"), [([7.5, None, 6.5], 6.5), ([7.5, 7.0, 7.0], 7.0), ([None] * 3, 7.2), ([7.3, 7.2, 9.0], 7.2)]
+)
+def test_what_else_is_worth_trying_where_a_bar_is_missed(tasks: list[Task], times: list[Any], found: float) -> None:
+    task = next(task for task in tasks if size_of(task.site) == (560, 2048, 2048, "e4m3"))
+    others = task.others("plain", HOPPER)
+    labels = [label(choice.kernel, choice.config) for choice in others.candidates]
+    assert len(labels) > 2 and task.names()[0] not in labels
+    others = replace(others, candidates=others.candidates[:3])
+    better = searched(row(plain=7.2), "plain", others, Slow(list(times)), HOPPER)  # type: ignore[arg-type]
+    assert better.plain == found and better.fused == row().fused
+    if found == 7.2:
+        assert not better.picked and "*" not in "".join(line(better))
+    else:
+        assert better.picked == {"plain": 7.2} and better.kernels[0] == labels[times.index(found)]
+        assert f"{found:.2f}*" in line(better)
 
 
 @pytest.mark.parametrize("name", ["lt", "plain", "fused"])

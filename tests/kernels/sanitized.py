@@ -112,6 +112,9 @@ def deferred() -> list[Site]:
         made(50, 208, 1040, "rms", "e4m3", **sites_moments.ADA),
         reads(linear(61, 201, 1000), "layer", "f32"), reads(scaled(gated(33, 80, 1040)), "rms", "f32"),
         reads(gated(150, 8600, 72), "layer"), reads(sites_rope_gemm.rope_qkv(33, 3, 2, 16, 4304, gap=16), "rms"),
+        made(61, 200, 1021, "layer", "f32", out="bf16", residual="f32"),
+        made(9, 72, 333, "rms", "f32", inv=True, out="f16"),
+        sites_moments.mixed(reads(linear(50, 33, 1021, "f32", residual="f32"), "rms")),
     ]  # fmt: skip
 
 

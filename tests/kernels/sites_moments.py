@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from frtc.kernels.moments import INV, NORM_W, as_linear
 from frtc.kernels.product import PLACES
 from frtc.kernels.reference.linear import MOMENTS
-from frtc.kernels.sm90_moments_gemm import INV, NORM_W, as_linear
 from frtc.kernels.spec import Operand, Site
 from tests.kernels import sites_rope_gemm
 from tests.kernels.harness import fresh
@@ -136,6 +136,40 @@ def awkward_readers() -> list[Site]:
         deferred(gated(33, 77, 208, act="silu"), "layer", "bf16"), deferred(gated(10, 200, 4096, "f16"), "rms", "f16"),
         deferred(rope_qkv(61, 2, 1, 128, 520, "f16", bias="f16", gap=5), "layer"),
         deferred(rope_qkv(7, 2, 1, 32, 1000, angles="bf16", gap=3), "rms"),
+    ]  # fmt: skip
+
+
+def mixed(site: Site, x: str = "bf16") -> Site:
+    """fp32 weights, x in another type: what a norm of 16 bits hands to a product in fp32."""
+    before, *others = site.operands
+    assert before is not None
+    return replace(site, operands=(replace(before, dtype=x), *others))
+
+
+def f32_producers() -> list[Site]:
+    """What a step begins with, and sizes at no edge; s in 16 bits, of operands in fp32 and of one that is not."""
+    full: dict[str, Any] = {"residual": "f32", "gate": "f32", "per_row": True, "act": "gelu_tanh", "out": "bf16"}
+    bare: dict[str, Any] = {"bias": "f32", "out": "bf16"}
+    return [
+        *(producer(m, 1024, 32, "rms", "f32", inv=True, **bare) for m in (10, 50)),
+        producer(50, 1024, 1024, "rms", "f32", inv=True, **bare), producer(50, 720, 720, "rms", "f32", **bare),
+        producer(1, 72, 1021, "layer", "f32", "bf16", 0.0, **full), producer(7, 1000, 31, "rms", "f32", out="f16"),
+        producer(561, 136, 333, "layer", "f32", inv=True, **full), producer(50, 8, 2048, "rms", "f32", "", **bare),
+        mixed(producer(7, 200, 100, "layer", "f32", "f16", **full)), mixed(producer(561, 24, 36, "rms", "f32", **bare)),
+    ]  # fmt: skip
+
+
+def f32_readers() -> list[Site]:
+    """What a step ends with; rows of moments that move four, two and one at a time, one of them, and many."""
+    ends: dict[str, Any] = {"bias": "f32", "residual": "f32"}
+    return [
+        *(mixed(deferred(linear(m, 32, 1024, "f32", **ends), "rms")) for m in (10, 50)),
+        mixed(deferred(linear(50, 32, 720, "f32", **ends), "rms")),
+        mixed(deferred(linear(1, 33, 4304, "f32", **ends, act="silu"), "layer")),
+        mixed(deferred(linear(7, 203, 1000, "f32", gate="f32", per_row=True), "rms", "bf16"), "f16"),
+        mixed(deferred(linear(561, 96, 24, "f32", residual="bf16"), "layer", "f32")),
+        mixed(deferred(gated(61, 31, 2040, "f32", "silu"), "rms", "f32")),
+        deferred(linear(50, 130, 16384, "f32"), "rms"), deferred(linear(9, 40, 32, "f32"), "layer"),
     ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from frtc.codegen.nvrtc import Job, compile_all
-from frtc.kernels import sm90_few_gemm, sm90_gemm, sm90_moments_gemm, sm90_rope_gemm
+from frtc.kernels import moments, sm90_few_gemm, sm90_gemm, sm90_moments_gemm, sm90_rope_gemm
 from frtc.kernels.catalog import CATALOG
 from frtc.kernels.cubin import parameters_of
 from frtc.kernels.product import Product, product_of
@@ -44,7 +44,7 @@ SITES = [*real_producers(), *real_readers(), *awkward_producers(), *awkward_read
 
 
 def product(site: Site) -> Product:
-    views = {"linear_rope_qkv": rope_as_linear, "linear_moments": sm90_moments_gemm.as_linear}
+    views = {"linear_rope_qkv": rope_as_linear, "linear_moments": moments.as_linear}
     found = product_of(views.get(site.op, lambda site: site)(site))
     assert isinstance(found, Product), found
     return found
@@ -82,15 +82,14 @@ OURS = [
     deferred(scaled(linear(50, 64, 128)), "layer"), deferred(rope_qkv(50, 2, 1, 64, 128), "layer"),
 ]  # fmt: skip
 NOBODYS = [
-    deferred(linear(50, 64, 128, "f32"), "layer"), deferred(scaled(linear(50, 64, 128), "bf16"), "rms"),
-    deferred(sites_finish.per_row(linear(50, 64, 128)), "rms"), deferred(gated(5, 31, 65, "f32"), "rms", "f32"),
+    deferred(scaled(linear(50, 64, 128), "bf16"), "rms"), deferred(sites_finish.per_row(linear(50, 64, 128)), "rms"),
     deferred(sites_finish.per_row(gated(50, 64, 128)), "rms"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 def test_no_other_kernel_takes_moments_for_factors(target: Target) -> None:
-    """Whoever has not read of them would multiply by the first moment of a row."""
+    """Whoever has not read of them would multiply by the first moment of a row. In fp32: test_smxx_f32_moments.py."""
     for site in (*OURS, *NOBODYS):
         kernels = CATALOG.kernels_for(site.op)
         served = {kernel.name for kernel in kernels if not kernel.refuse(site, target)}

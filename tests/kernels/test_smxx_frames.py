@@ -79,7 +79,7 @@ def test_squares(size: int, tmp_path: Path) -> None:
     plan = open_plan(path)
     with policy, Policy(plan, Emulator(plan)) as host:
         nbytes, session = 2 * size * size * 3, policy.executor
-        behind = api.device(session.slots + nbytes, session.behind - nbytes)  # type: ignore[attr-defined]
+        behind = api.device(session.slots + nbytes, session.mirror.behind - nbytes)  # type: ignore[attr-defined]
         behind[:] = b"\x55" * len(behind)
         for shape in ((size, size), (size * 3 // 2 + 1, size * 2), (max(size - 1, 1), size)):
             seen = {"base": picture(*shape), "wrist": picture(*shape[::-1])}

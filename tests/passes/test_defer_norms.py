@@ -129,6 +129,80 @@ def test_layer() -> None:
     )
 
 
+IN_F32 = """
+    graph g(x: f32[5,8], r: f32[5,3], n: f32[64], n2: f32[48]) {
+      @b : f32[64]
+      @c : f32[3]
+      @u : f32[3,48]
+      @v : bf16[48,64]
+      @w : f32[64,8]
+      %0 = linear(%x, @w, @b) : bf16[5,64]
+      %1 = rms_norm(%0, %n, eps=1e-06, offset=1.0) : bf16[5,64]
+      %2 = linear(%1, @v, act=silu) : bf16[5,48]
+      %3 = linear(%2, @t) : bf16[5,48]
+      %4 = rms_norm(%3, %n2, eps=1e-06) : bf16[5,48]
+      %5 = linear(%4, @u, @c, %r) : f32[5,3]
+      return y=%5
+    }
+    """.replace("@u :", "@t : bf16[48,48]\n      @u :")
+
+
+@pytest.mark.parametrize("precision", [BF16, FP8, Precision("fp8")], ids=["bf16", "fp8", "scales per row"])
+def test_in_front_of_a_product_in_fp32_and_behind_one(precision: Precision) -> None:
+    """Also in front of the last one, whose x is never FP8; scales per row keep norms in front of FP8 alone."""
+    first = precision.kind == "bf16" or precision.static
+    after = """
+    graph g(x: f32[5,8], r: f32[5,3], n: f32[64], n2: f32[48]) {
+      @b : f32[64]
+      @c : f32[3]
+      @t : bf16[48,48]
+      @u : f32[3,48]
+      @v : bf16[48,64]
+      @w : f32[64,8]
+      %0 = linear_moments(%x, @w, @b, _, _, _, _, _, %n, norm=rms, offset=1.0) : (bf16[5,64], f32[5,2], bf16[5,64])
+      %1 = linear(%0.2, @v, _, _, _, _, _, %0.1, act=silu, eps=1e-06, norm=rms) : bf16[5,48]
+      %2 = linear_moments(%1, @t, _, _, _, _, _, _, %n2, norm=rms) : (bf16[5,48], f32[5,2], bf16[5,48])
+      %3 = linear(%2.2, @u, @c, %r, _, _, _, %2.1, eps=1e-06, norm=rms) : f32[5,3]
+      return y=%3
+    }
+    """
+    normed = """
+      %0 = linear(%x, @w, @b) : bf16[5,64]
+      %1 = rms_norm(%0, %n, eps=1e-06, offset=1.0) : bf16[5,64]
+      %2 = linear(%1, @v, act=silu) : bf16[5,48]
+      %3 = linear_moments(%2, @t, _, _, _, _, _, _, %n2, norm=rms) : (bf16[5,48], f32[5,2], bf16[5,48])
+      %4 = linear(%3.2, @u, @c, %r, _, _, _, %3.1, eps=1e-06, norm=rms) : f32[5,3]
+      return y=%4
+    }
+    """
+    after = after if first else after[: after.index("      %0")] + normed[1:]
+    expect_pass(
+        defer_norms(everything, precision), fires={"defer_norms": 2 if first else 1}, before=IN_F32, after=after
+    )
+
+
+def test_a_product_whose_weights_have_8_bits_keeps_its_norm() -> None:
+    """Where no kernel stores moments behind such weights: a deferred norm would cost them."""
+
+    def served(node: Node) -> bool:
+        return node.op != "linear_moments" or node.operands[0].dtype == node.operands[1].dtype
+
+    for kind, left in (("w8a16", 2), ("bf16", 0)):
+        (graph,) = defer_norms(served, Precision(kind))(as_module(IN_F32)).graphs
+        assert graph.count("rms_norm") == left
+
+
+def test_a_layer_norm_in_front_of_fp32() -> None:
+    """W' is fp32, and z is s itself."""
+    text = IN_F32.replace("rms_norm(%3, %n2", "layer_norm(%3, @n2, %n2").replace("@t :", "@n2 : f32[48]\n      @t :")
+    text = text.replace("@n2, %n2", "@n2, @n2").replace(", n2: f32[48]", "")
+    module = as_module(text)
+    result = defer_norms(everything, BF16)(module)
+    (last,) = [node for node in result.graphs[0].nodes if node.get("norm", "none") == "layer" and node.op == "linear"]
+    assert last.operands[1].dtype == "f32" and result.graphs[0].count("layer_norm") == 0
+    compare(module, result, "layer")
+
+
 RMS = """
     graph g(x: bf16[5,8], n: bf16[64]) {
       @v : bf16[48,64]
@@ -206,19 +280,28 @@ def test_vectors_that_differ_by_row(norm: str, shape: str) -> None:
     expect_unchanged(defer_norms(everything, FP8), text.replace("@v :", f"@n : bf16[{shape}]\n      @v :"))
 
 
+def test_what_a_program_returns_in_16_bits() -> None:
+    """Its error is that of the operand behind a norm."""
+    text = RMS.replace("y=%3", "y=%2")
+    result = defer_norms(everything, BF16)(as_module(text))
+    assert result.graphs[0].count("rms_norm") == 0 and result.graphs[0].count("linear_moments") == 1
+    compare(as_module(text), result, "the last")
+
+
 def test_both_ends_need_kernels() -> None:
-    """In FP8 in the form that it will have there, too: one question in four that is refused is enough."""
+    """In FP8 in the form that it will have there, too: one question in five that is refused is enough."""
     asked: list[Node] = []
 
     def refused(node: Node) -> bool:
         asked.append(node)
-        return len(asked) < 4
+        return len(asked) < 5
 
     expect_unchanged(lambda module: defer_norms(refused, FP8)(module) if not asked else module, RMS)
     kinds = [(node.op, node.operands[0].dtype) for node in asked]
     emits = [node.type[-1].dtype for node in asked if isinstance(node.type, tuple)]
-    assert kinds == [("linear_moments", "bf16"), ("linear", "bf16"), ("linear_moments", "bf16"), ("linear", "e4m3")]
-    assert emits == ["bf16", "e4m3"]
+    plain = [("linear_moments", "bf16"), ("linear", "bf16"), ("linear_moments", "bf16")]
+    assert kinds == [*plain, ("linear", "e4m3"), ("linear_moments", "e4m3")]
+    assert emits == ["bf16", "e4m3", "e4m3"]
 
 
 def test_a_second_reader_in_another_precision() -> None:

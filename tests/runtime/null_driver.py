@@ -16,13 +16,15 @@ OK = cu.CUresult.CUDA_SUCCESS
 
 
 class Graph:
-    """nodes   (handle, after, "kernel" | "event", what)
+    """nodes   (handle, after, "kernel" | "event" | "copy", what)
     early   (from, to) of the programmatic edges
+    copies  what the "copy" nodes do: (whether to the device, destination, source, bytes)
     """
 
     def __init__(self) -> None:
         self.nodes: list[tuple[int, list[int], str, Any]] = []
         self.early: set[tuple[int, int]] = set()
+        self.copies: list[tuple[bool, int, int, int]] = []
 
 
 class MapBytes(ctypes.Structure):
@@ -206,6 +208,26 @@ class NullApi:
         handle = self.fresh()
         graph.nodes.append((handle, list(after), "event", event))
         return handle
+
+    def do_cuGraphAddMemcpyNode(self, graph: Graph, after: list[int], count: int, copy: Any, context: int) -> int:
+        """A contiguous copy between host and device."""
+        assert len(after) == count and context == 77 and (copy.Height, copy.Depth) == (1, 1)
+        kinds = tuple(kind.name.rpartition("_")[2] for kind in (copy.srcMemoryType, copy.dstMemoryType))
+        assert kinds in (("HOST", "DEVICE"), ("DEVICE", "HOST"))
+        there = kinds[0] == "HOST"
+        ends = (copy.dstDevice, copy.srcHost) if there else (copy.dstHost, copy.srcDevice)
+        handle = self.fresh()
+        graph.copies.append((there, int(ends[0]), int(ends[1]), int(copy.WidthInBytes)))
+        graph.nodes.append((handle, list(after), "copy", graph.copies[-1]))
+        return handle
+
+    def do_cuGraphLaunch(self, graph: Graph, stream: Any) -> None:
+        """Copies alone; kernels do nothing."""
+        for copy in graph.copies:
+            self.copy(*copy)
+
+    def copy(self, there: bool, to: int, source: int, nbytes: int) -> None:
+        (self.do_cuMemcpyHtoDAsync if there else self.do_cuMemcpyDtoHAsync)(to, source, nbytes, 0)
 
     def do_cuTensorMapEncodeTiled(self, *arguments: Any) -> Any:
         """A map whose first word is its place in `maps`."""

@@ -117,8 +117,8 @@ def expected_calls(
 
     fused      rotations are part of the product before them: 16 bits only
     fp8        norms of few rows are, too
-    deferred   products make up for norms: not for those in front of the first product, of one in f32 or of patches that
-               change places, and in 16 bits for none of vision's
+    deferred   products make up for norms: for all of a step; not in front of the first product of vision and prefix, or
+               of patches that change places, and in 16 bits for none of vision's
     """
     v, p, e, x = c.vision.layers, c.prefix.layers - 1, c.expert.layers, sum(c.cross)
     vision = Counter({"linear": 4 * v + 2, "layer_norm": 2 * v + 1, "attention": v})
@@ -131,7 +131,7 @@ def expected_calls(
     denoise += Counter({"linear": 3})
     if deferred:
         vision = made_up_for(vision, 2 * v - 1 if fp8 else 0, "layer_norm")
-        prefix, denoise = made_up_for(prefix, 2 * p), made_up_for(denoise, 2 * e - 1)
+        prefix, denoise = made_up_for(prefix, 2 * p), made_up_for(denoise, 2 * e + 1)
     stages = {"vision": vision, "prefix": prefix, "denoise.once": once, "denoise": denoise, "let.x_t": {"copy": 1}}
     return {name: Counter(ops) for name, ops in stages.items()}
 
