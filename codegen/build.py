@@ -6,13 +6,14 @@ or target; two builds of the same module for the same target give equal programs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from frtc.codegen.dependences import verify_no_race, with_dependences
 from frtc.codegen.emit import Emitted, Emitter
 from frtc.codegen.memory import Lifetime, aligned, plan_arena
 from frtc.codegen.nvrtc import Job, compile_all
+from frtc.codegen.overlap import leading, overlap_of
 from frtc.codegen.placement import Placement, place_module
 from frtc.codegen.places import Buffer, Place, new_place
 from frtc.codegen.pointwise import copy_site
@@ -56,11 +57,12 @@ def build(
         emitter = Emitter(graph, placement, target, catalog, families, counter, weights.place)
         emitted[graph.name] = emitter.run()
     schedule = _schedule(module.schedule, placement, target, catalog, families, emitted)
-    arena, state = _plan_memory(emitted, placement)
+    together = leading(schedule) if target.overlaps else ()
+    arena, state = _plan_memory(emitted, placement, together)
     launched = [s for calls in emitted.values() for c in calls for s in _stages(c, target)]
     launches, entries, cubins = _compile(launched, target, done)
     rounds = {name: loop.count for name, loop in loops.items()}
-    stages = tuple(_stage(name, calls, target, launches, rounds.get(name, 1)) for name, calls in emitted.items())
+    stages = {name: _stage(name, calls, target, launches, rounds.get(name, 1)) for name, calls in emitted.items()}
     known = dict(module.weights.outputs)
     expressions = {name: known[name] for name in weights.places}
     program = Program(
@@ -73,8 +75,9 @@ def build(
         weights=weights.entries(),
         inputs=tuple(Slot(name, t.dtype, t.shape) for name, t in module.inputs.items()),
         outputs=tuple(_output(module, outside, name) for outside, name in module.outputs),
-        stages=stages,
+        stages=tuple(stages.values()),
         schedule=schedule,
+        overlap=overlap_of(together, stages, rounds),
     )
     return Built(program, cubins, expressions, {k: tuple(v) for k, v in emitted.items()})
 
@@ -161,15 +164,18 @@ def _schedule(
     return tuple(result)
 
 
-def _plan_memory(emitted: Mapping[str, list[Emitted]], placement: Placement) -> tuple[int, int]:
-    """Set the offset of every buffer; sizes of the arena and of the state space."""
-    arena, state = 0, 0
+def _plan_memory(
+    emitted: Mapping[str, list[Emitted]], placement: Placement, together: Sequence[str]
+) -> tuple[int, int]:
+    """Set the offset of every buffer; sizes of the arena and of the state space. Programs that run `together` share no
+    byte of the arena."""
+    arena, state, taken = 0, 0, 0
     kept = [p.buffer for p in [*placement.shared.values(), *placement.concats.values()]]
     kept += [c.counters for calls in emitted.values() for c in calls if c.counters]
     for buffer in dict.fromkeys(kept):
         if buffer.space == plan.STATE and buffer.offset < 0:
             buffer.offset, state = state, state + aligned(buffer.nbytes)
-    for calls in emitted.values():
+    for name, calls in emitted.items():
         touched: dict[Buffer, list[int]] = {}
         for i, call in enumerate(calls):
             buffers = [p.buffer for p in (*call.operands, *call.results) if p is not None] + [call.scratch]
@@ -177,9 +183,11 @@ def _plan_memory(emitted: Mapping[str, list[Emitted]], placement: Placement) -> 
                 if b is not None and b.space == plan.ARENA:
                     touched.setdefault(b, []).append(i)
         offsets, size = plan_arena([Lifetime(b.nbytes, at[0], at[-1]) for b, at in touched.items()])
+        base = taken if name in together else 0
         for b, offset in zip(touched, offsets, strict=True):
-            b.offset = offset
-        arena = max(arena, size)
+            b.offset = base + offset
+        arena = max(arena, base + size)
+        taken += size if name in together else 0
     return arena, state
 
 
@@ -205,8 +213,9 @@ def _compile(
 def _stage(name: str, emitted: list[Emitted], target: Target, index: Mapping[Job, int], rounds: int) -> Stage:
     stages = [_stages(e, target) for e in emitted]
     meets = [any(stage.meets for stage in own) for own in stages]
-    calls = with_dependences([call_of(e, target, index) for e in emitted], rounds, meets)
-    verify_no_race(calls, rounds)
+    often = [rounds] * len(emitted)
+    calls = with_dependences([call_of(e, target, index) for e in emitted], often, meets)
+    verify_no_race(calls, often)
     return Stage(name, _settled(calls, stages, rounds))
 
 

@@ -58,13 +58,13 @@ class Touched:
         )
 
 
-def with_dependences(calls: Sequence[Call], rounds: int = 1, meets: Sequence[bool] = ()) -> tuple[Call, ...]:
+def with_dependences(calls: Sequence[Call], rounds: Sequence[int] = (), meets: Sequence[bool] = ()) -> tuple[Call, ...]:
     """The calls with `after` filled: the fewest edges whose paths order all conflicting pairs.
 
-    rounds   of the repeat around the program: its tables step as often
+    rounds   of the repeat around the program of each call, 1 by default: its tables step as often
     meets    calls whose blocks wait for each other: two of them at once could each hold what the other needs
     """
-    touched = [Touched.by(call, rounds) for call in calls]
+    touched = _touched(calls, rounds)
     before: list[int] = []  # bit set of everything that must precede call i
     result = []
     for i, call in enumerate(calls):
@@ -79,9 +79,9 @@ def with_dependences(calls: Sequence[Call], rounds: int = 1, meets: Sequence[boo
     return tuple(result)
 
 
-def verify_no_race(calls: Sequence[Call], rounds: int = 1) -> None:
+def verify_no_race(calls: Sequence[Call], rounds: Sequence[int] = ()) -> None:
     """Raise Race unless every conflicting pair is ordered by a path of `after` edges."""
-    touched = [Touched.by(call, rounds) for call in calls]
+    touched = _touched(calls, rounds)
     before: list[int] = []
     for i, call in enumerate(calls):
         known = 0
@@ -93,3 +93,7 @@ def verify_no_race(calls: Sequence[Call], rounds: int = 1) -> None:
         for j in range(i):
             if not known >> j & 1 and touched[j].conflicts(touched[i]):
                 raise Race(f"calls {j} ({calls[j].op} {calls[j].name}) and {i} ({call.op} {call.name}) may run at once")
+
+
+def _touched(calls: Sequence[Call], rounds: Sequence[int]) -> list[Touched]:
+    return [Touched.by(call, often) for call, often in zip(calls, rounds or [1] * len(calls), strict=True)]

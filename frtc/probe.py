@@ -10,7 +10,7 @@ import numpy as np
 from frtc.runtime.executor import Executor
 from frtc.runtime.plan import ARENA, SLOT, STATE, WEIGHTS, Program, Ref, Repeat, Run, Stage
 from frtc.runtime.plan_file import Plan
-from frtc.runtime.validate import extent
+from frtc.runtime.races import extent
 
 Array = np.ndarray[Any, Any]
 

@@ -1,27 +1,30 @@
 """One CUDA graph of explicit kernel nodes: a whole inference, or one stage.
 
 Inside a stage the edges are those of Call.after; several launches of one call form a chain; a stage starts when the one
-before it is complete. Addresses are written into the nodes; where one changes (a slot bound to other memory, another
-round of a table), the nodes that hold it are updated in place.
+before it is complete. Where stages overlap, calls wait for calls instead, whatever stages they are of. Addresses are
+written into the nodes; where one changes (a slot bound to other memory, another round of a table), the nodes that hold
+it are updated in place.
 
 Edges from kernels to an early launch are programmatic: its blocks may begin when all blocks of those kernels have
 begun, and wait inside for the end of those kernels. That is the end of everything before them too. For let kernel B be
 complete. Either it was early, then some thread of it has waited for the kernels before it; or it was not, then it began
 after their end. So those are complete, and by induction all that come before. What they wrote is visible: it was when
 the kernel behind them stopped waiting, or began. Therefore what a path orders needs no edge of its own here either, and
-`after` means for early launches what it means for others. FRTC_EDGES=full makes no edge programmatic.
+`after` means for early launches what it means for others. Edges between stages that overlap are full, for a launch may
+read before it waits what stages before its own wrote (codegen/settled.py). FRTC_EDGES=full makes no edge programmatic,
+FRTC_EDGES=serial has stages one after the other.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from frtc.runtime import tensor_map
 from frtc.runtime.driver import Driver
-from frtc.runtime.plan import ARENA, STATE, Call, Launch, Ref, Stage
+from frtc.runtime.plan import ARENA, STATE, Call, Launch, Overlap, Ref, Stage
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class Graph:
     """`events`: one to record at the start and after each step, or none. lead: the first launch, if there is one.
 
     copies      in front of everything to the device, and behind everything from there; or none
+    overlap     of the first steps, where their calls wait for each other
     addresses   of the spaces, and of each slot as "slot" + its name; shared with the session, which changes it
     """
 
@@ -68,18 +72,23 @@ class Graph:
         events: Sequence[Any] = (),
         lead: Lead | None = None,
         copies: tuple[Copy, Copy] | None = None,
+        overlap: Overlap | None = None,
     ) -> None:
         self.driver, self.functions, self.addresses = driver, functions, addresses
         self.nodes: list[Node] = []
-        self.full_edges = os.environ.get("FRTC_EDGES") == "full"
+        edges = os.environ.get("FRTC_EDGES")
+        self.full_edges, beside = edges == "full", overlap if edges != "serial" else None
         self.graph = driver.call("cuGraphCreate", 0)
         self.executable: Any = None
         try:
             ends = self._add_copy(copies[0], [], back=False) if copies else []
             ends = self._record(self._add_lead(lead, ends), events[:1])
-            for i, (stage, round) in enumerate(steps):
+            first = len(beside.stages) if beside else 0
+            if beside:
+                ends = self._add_overlap(beside, [stage for stage, _ in steps[:first]], ends)
+            for i, (stage, round) in enumerate(steps[first:], first):
                 full = bool(events) or (i == 0 and bool(ends))
-                ends = self._add_stage(stage, round, ends, full) or ends
+                ends = self._add_calls(stage.calls, [0] * len(stage.calls), round, ends, full) or ends
                 ends = self._record(ends, events[i + 1 : i + 2])
             if copies:
                 self._add_copy(copies[1], ends, back=True)
@@ -120,27 +129,35 @@ class Graph:
             return after
         return [self.driver.add_kernel(self.graph, after, lead.function, lead.launch, lead.addresses)]
 
-    def _add_stage(self, stage: Stage, round: int, start: list[Any], full: bool) -> list[Any]:
-        """The nodes that complete the stage. full: edges from `start` are full, as they are from events."""
+    def _add_overlap(self, overlap: Overlap, stages: Sequence[Stage], start: list[Any]) -> list[Any]:
+        calls = [call for stage in stages for call in stage.calls]
+        calls = [replace(call, after=after) for call, after in zip(calls, overlap.after, strict=True)]
+        of = [i for i, stage in enumerate(stages) for _ in stage.calls]
+        return self._add_calls(calls, of, 0, start, full=bool(start))
+
+    def _add_calls(
+        self, calls: Sequence[Call], stage: Sequence[int], round: int, start: list[Any], full: bool
+    ) -> list[Any]:
+        """The nodes that complete them. stage: of each call; full: edges from `start` are full, as they are from
+        events."""
         last: list[Any] = []  # of each call
-        for call in stage.calls:
-            after = [last[j] for j in call.after] or start
+        for i, call in enumerate(calls):
+            others = [last[j] for j in call.after if stage[j] != stage[i]]
+            own = [last[j] for j in call.after if stage[j] == stage[i]] if call.after else start
             early = not self.full_edges and bool(call.after or not full)
             for launch in call.launches:
                 node = Node(None, call, launch, round)
-                self._add(node, after, early and launch.early)
-                after, early = [node.handle], not self.full_edges
-            last += after
-        waited_for = {j for call in stage.calls for j in call.after}
+                self._add(node, *((others, own) if early and launch.early else (others + own, [])))
+                others, own, early = [], [node.handle], not self.full_edges
+            last += own
+        waited_for = {j for call in calls for j in call.after}
         return [handle for j, handle in enumerate(last) if j not in waited_for]
 
-    def _add(self, node: Node, after: list[Any], early: bool) -> None:
+    def _add(self, node: Node, full: list[Any], early: list[Any]) -> None:
+        """With edges of both kinds from the nodes that it waits for."""
         function = self.functions[node.launch.kernel]
-        node.handle = self.driver.add_kernel(
-            self.graph, () if early else after, function, node.launch, self._values(node)
-        )
-        if early:
-            self.driver.add_early_edges(self.graph, after, node.handle)
+        node.handle = self.driver.add_kernel(self.graph, full, function, node.launch, self._values(node))
+        self.driver.add_early_edges(self.graph, early, node.handle)
         self.nodes.append(node)
 
     def _record(self, after: list[Any], events: Sequence[Any]) -> list[Any]:

@@ -142,6 +142,18 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlap:
+    """The stages that the schedule runs first, whose calls wait for calls instead of whole stages.
+
+    stages   in the order of the schedule, each once
+    after    of each of their calls, all in one sequence: indices of earlier ones that must be complete before it starts
+    """
+
+    stages: tuple[str, ...]
+    after: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Slot:
     """External memory: an input or an output of an inference, row-major."""
 
@@ -197,6 +209,7 @@ class Program:
     """Everything that decides actions, apart from the bytes of weights and cubins (which the container holds).
 
     weights_nbytes, arena_nbytes, state_nbytes   device memory, bytes
+    overlap   None: each stage starts when the one before it is complete
     policy    the policy spec as JSON (runtime/policy.py); lists stay lists, unlike in Call.attrs
     """
 
@@ -212,6 +225,7 @@ class Program:
     stages: tuple[Stage, ...]
     schedule: tuple[Run | Repeat, ...]
     policy: dict[str, Any] = field(default_factory=dict)
+    overlap: Overlap | None = None
 
     def stage(self, name: str) -> Stage:
         return next(s for s in self.stages if s.name == name)

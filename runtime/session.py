@@ -383,7 +383,8 @@ class Session(Executor):
             events = self.events[2:] if name == TIMED else ()
             lead = self.frames.lead if self.frames and name in (FROM_FRAMES, FRAMES) else None
             copies = self._copies() if name == FROM_FRAMES else None
-            graph = Graph(self.driver, self.functions, self.addresses, named, events, lead, copies)
+            overlap = self.program.overlap if name in (WHOLE, FROM_FRAMES) else None
+            graph = Graph(self.driver, self.functions, self.addresses, named, events, lead, copies, overlap)
             self._undo.append(graph.destroy)
             graph.upload(self.stream)
             self.graphs[name] = graph

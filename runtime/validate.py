@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -19,8 +20,25 @@ from frtc.kernels.reference import REFERENCES
 from frtc.kernels.smxx_frames import CUBIN, PARAMETERS, THREADS
 from frtc.runtime import tensor_map
 from frtc.runtime.manifest import Manifest
-from frtc.runtime.plan import ARENA, SLOT, SPACES, STATE, WEIGHTS, Call, Launch, Program, Ref, Repeat, Run, Slot, Stage
+from frtc.runtime.plan import (
+    ARENA,
+    SLOT,
+    SPACES,
+    STATE,
+    WEIGHTS,
+    Call,
+    Launch,
+    Overlap,
+    Program,
+    Ref,
+    Repeat,
+    Run,
+    Slot,
+    Stage,
+    unrolled,
+)
 from frtc.runtime.policy import Policy
+from frtc.runtime.races import extent, race_in
 
 ALIGN = 256  # bytes; of every weight
 NBYTES_MOST = 1 << 42  # of a space
@@ -53,7 +71,10 @@ def check_manifest(manifest: Manifest) -> None:
         calls = _Calls(program, stage, rounds.get(stage.name, 1))
         for i, call in enumerate(stage.calls):
             calls.check(i, call)
-        _check_races(stage, rounds.get(stage.name, 1))
+        if race := race_in(stage.calls, [rounds.get(stage.name, 1)] * len(stage.calls)):
+            raise bad(f"stage {stage.name}", race)
+    if program.overlap:
+        _check_overlap(program, program.overlap, rounds)
     if program.policy:
         Policy.from_json(program.policy)
 
@@ -87,9 +108,9 @@ def _check_type(where: str, dtype: str, shape: Sequence[int]) -> None:
     if dtype not in DTYPES:
         raise bad(where, f"unknown element type {dtype!r}")
     size = DTYPES[dtype].itemsize
-    for extent in shape:
-        size *= max(extent, 1)
-        if extent < 0 or size > NBYTES_MOST:
+    for length in shape:
+        size *= max(length, 1)
+        if length < 0 or size > NBYTES_MOST:
             raise bad(where, f"shape {list(shape)}")
     if len(shape) > RANK_MOST:
         raise bad(where, f"{len(shape)} axes")
@@ -152,10 +173,7 @@ class _Calls:
 
     def check(self, i: int, call: Call) -> None:
         where = f"stage {self.stage.name}, call {i} ({call.op})"
-        if any(b <= a for a, b in pairwise(call.after)):
-            raise bad(where, f"waits for {list(call.after)}, which is not in order")
-        if call.after and not (call.after[0] >= 0 and call.after[-1] < i):
-            raise bad(where, f"waits for call {call.after[-1]}, which does not come before it")
+        _check_after(where, i, call.after)
         for kind, refs in (("operand", call.operands), ("result", call.results)):
             for k, ref in enumerate(refs):
                 if ref is not None:
@@ -252,70 +270,26 @@ def _signature(op: str) -> inspect.Signature | None:
         return None
 
 
-# ---- races -----------------------------------------------------------------------------------------------------------
-
-Span = tuple[str, int, int]  # space (a slot's name after it), first byte, byte behind the last
-
-
-def extent(ref: Ref, rounds: int) -> Span:
-    """The bytes that a value occupies in any round, gaps included."""
-    reach = sum((n - 1) * stride for n, stride in zip(ref.shape, ref.strides, strict=True))
-    nbytes = 0 if 0 in ref.shape else (reach + 1) * DTYPES[ref.dtype].itemsize
-    return f"{ref.space}{ref.slot}", ref.offset, ref.offset + nbytes + ref.step * (rounds - 1)
+def _check_after(where: str, i: int, after: Sequence[int]) -> None:
+    if any(b <= a for a, b in pairwise(after)):
+        raise bad(where, f"waits for {list(after)}, which is not in order")
+    if after and not (after[0] >= 0 and after[-1] < i):
+        raise bad(where, f"waits for call {after[-1]}, which does not come before it")
 
 
-def _check_races(stage: Stage, rounds: int) -> None:
-    """Calls that touch the same bytes, one of them writing, are ordered by a path of `after`.
-
-    The bytes are cut into segments at every first and last byte. It is enough that each call comes after the last
-    writer of its segments, and a writer after the readers since: everything earlier is ordered before those.
-    """
-    reads = [[extent(r, rounds) for r in c.operands if r is not None and r.space != WEIGHTS] for c in stage.calls]
-    writes = [[*(extent(r, rounds) for r in c.results), *_workspace(c)] for c in stage.calls]
-    segments = _Segments(reads + writes)
-    before: list[int] = []  # bit set of the calls that precede each call
-    for i, call in enumerate(stage.calls):
-        known = 0
-        for j in call.after:
-            known |= before[j] | 1 << j
-        before.append(known)
-        wants = segments.touch(reads[i], i, writes=False) | segments.touch(writes[i], i, writes=True)
-        if loose := wants & ~known & ~(1 << i):
-            other = loose.bit_length() - 1
-            what = f"calls {other} ({stage.calls[other].op}) and {i} ({call.op}) may run at once but share bytes"
-            raise bad(f"stage {stage.name}", what)
-
-
-def _workspace(call: Call) -> Iterator[Span]:
-    for space, (start, nbytes) in ((ARENA, call.scratch), (STATE, call.counters)):
-        if nbytes:
-            yield space, start, start + nbytes
-
-
-class _Segments:
-    """Bytes that are always touched together. Of each segment: bit sets of the last writer and of the readers since."""
-
-    def __init__(self, spans: Sequence[Sequence[Span]]) -> None:
-        cuts: dict[str, set[int]] = {}
-        for space, start, end in (span for group in spans for span in group):
-            cuts.setdefault(space, set()).update((start, end))
-        self.index = {space: {at: i for i, at in enumerate(sorted(points))} for space, points in cuts.items()}
-        self.writer = {space: [0] * len(points) for space, points in cuts.items()}
-        self.readers = {space: [0] * len(points) for space, points in cuts.items()}
-
-    def touch(self, spans: Sequence[Span], call: int, writes: bool) -> int:
-        """Bit set of the calls that must come before `call` touches these bytes."""
-        wants = 0
-        for space, start, end in spans:
-            writer, readers = self.writer[space], self.readers[space]
-            for i in range(self.index[space][start], self.index[space][end]):
-                wants |= writer[i]
-                if writes:
-                    wants |= readers[i]
-                    writer[i], readers[i] = 1 << call, 0
-                else:
-                    readers[i] |= 1 << call
-        return wants
+def _check_overlap(program: Program, overlap: Overlap, rounds: Mapping[str, int]) -> None:
+    """They are the stages that run first, and what they wait for is enough."""
+    names = overlap.stages
+    if names != tuple(name for name, _ in unrolled(program.schedule)[: len(names)]) or len(set(names)) < len(names):
+        raise bad("overlap", f"{', '.join(names)} are not the stages that run first, each once")
+    calls = [call for name in names for call in program.stage(name).calls]
+    if len(overlap.after) != len(calls):
+        raise bad("overlap", f"says of {len(overlap.after)} calls what they wait for, the stages have {len(calls)}")
+    for i, after in enumerate(overlap.after):
+        _check_after(f"overlap, call {i} ({calls[i].op})", i, after)
+    ordered = [replace(call, after=after) for call, after in zip(calls, overlap.after, strict=True)]
+    if race := race_in(ordered, [rounds[name] for name in names for _ in program.stage(name).calls]):
+        raise bad("overlap", race)
 
 
 # ---- cubins ----------------------------------------------------------------------------------------------------------

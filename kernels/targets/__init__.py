@@ -24,6 +24,7 @@ class Target:
     min_driver    oldest driver branch that loads our cubins
     nvrtc_major   the NVRTC line that must produce the cubins
     family        kernels that are used where nobody asks for others: "baseline", or "native", the target's own, too
+    overlaps      stages beside each other were measured to pay: long ones leave multiprocessors to short ones
     evidence      "run on hardware" or "compiles, not run": what we may claim
     source        where the figures come from
     """
@@ -45,6 +46,7 @@ class Target:
     evidence: str
     source: str
     family: str = "baseline"
+    overlaps: bool = False
 
     def multiplies_fp8(self, families: Iterable[str]) -> bool:
         """Whether kernels of these families multiply FP8 at a rate of its own."""

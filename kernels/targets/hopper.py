@@ -8,6 +8,6 @@ TARGET = Target(
     tflops={"bf16": 989, "f16": 989, "e4m3": 1979},
     has=frozenset({"cp.async", "tma", "pdl", "wgmma", "fp8"}),
     min_driver=580, nvrtc_major=13, unified_memory=False,
-    evidence="run on hardware", family="native",
+    evidence="run on hardware", family="native", overlaps=True,
     source="NVIDIA H100 datasheet, SXM5 column; CUDA programming guide, compute capabilities",
 )  # fmt: skip

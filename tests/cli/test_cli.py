@@ -113,9 +113,11 @@ def test_check_data(capsys: Capture, demo: Demo, tmp_path: Path) -> None:
 def test_inspect(capsys: Capture, demo: Demo) -> None:
     said = call(capsys, "inspect", demo.plan, "--calls", "--kernels", "--weights")
     assert said.code == 0 and "schedule: vision, prefix, let.x_t, denoise.once, 10 x (denoise)" in said.out
-    assert "assumed: actions = absolute" in said.out and "tensor(" in said.out
+    assert "assumed: actions = absolute" in said.out and "tensor(" in said.out and "overlap" not in said.out
+    hopper = call(capsys, "inspect", demo.folder / "pi05-hopper.plan").out
+    assert "overlap, up to the first repetition: vision, prefix, let.x_t, denoise.once, denoise\n" in hopper
     data = call(capsys, "inspect", demo.plan, "--json").json()
-    assert data["frames"] == "device" and "camera frames: resized on the device" in said.out
+    assert data["overlap"] == [] and data["frames"] == "device" and "camera frames: resized on the device" in said.out
     program = open_plan(demo.plan).program
     assert data["graph_nodes"] == sum(data["launches"].values()) + 9 * data["launches"]["denoise"]
     assert len(data["weights"]) == len(program.weights) and len(data["kernels"]) == len(program.kernels)

@@ -10,7 +10,7 @@ import pytest
 from frtc.errors import FrtcError
 from frtc.kernels.cubin import parameters_of
 from frtc.runtime.driver import Driver
-from frtc.runtime.plan import Program
+from frtc.runtime.plan import Overlap, Program
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.session import Session
 from tests.runtime import early_plan, small_plan
@@ -98,6 +98,31 @@ def test_full_edges_on_demand(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     session = session_of(path, early_program(*small_plan.KERNELS))
     session.warm()
     assert edges(session) == (EDGES, [])
+
+
+OVERLAP = Overlap(("in", "step"), ((), (), (0, 1), (2,), (2, 3)))  # one edge more than it needs
+
+
+def test_edges_between_stages_that_overlap_are_full(path: Path) -> None:
+    """A node may have edges of both kinds. Behind the first round, everything is as it was."""
+    session = session_of(path, replace(early_program(*small_plan.KERNELS), overlap=OVERLAP))
+    session.warm()
+    every, early = edges(session)
+    assert every == sorted([*EDGES, (3, 5)])
+    assert sorted(set(every) - set(early)) == [(3, 4), (3, 5)]
+
+
+def test_timed_stages_do_not_overlap(path: Path) -> None:
+    session = session_of(path, replace(early_program(*small_plan.KERNELS), overlap=OVERLAP))
+    session.time(1)
+    assert edges(session, "\0timed")[1] == TIMED
+
+
+def test_stages_one_after_the_other_on_demand(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRTC_EDGES", "serial")
+    session = session_of(path, replace(early_program(*small_plan.KERNELS), overlap=OVERLAP))
+    session.warm()
+    assert edges(session) == (EDGES, EDGES)
 
 
 def test_a_kernel_that_does_not_wait_is_not_early(tmp_path: Path) -> None:
