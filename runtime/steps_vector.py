@@ -52,9 +52,8 @@ class Normaliser:
             span = b - a
             self.divisor = (span + eps if norm.rule == "openpi_range" else np.where(span == 0, eps, span)) / 2
             self.factor, self.shift = self.divisor, self.dtype.type(1)
-        with np.errstate(divide="ignore"):
-            most = (LARGE + np.abs(self.offset).max()) / np.abs(self.divisor).min()
-        self.ordinary = LARGE if most < FLOAT32_MOST / 2 else -1.0
+        most, least = float(np.abs(self.offset).max()), float(np.abs(self.divisor).min())
+        self.ordinary = LARGE if LARGE + most < FLOAT32_MOST / 2 * least else -1.0
 
     def normalise(self, x: Array) -> Array:
         """x [dim] in robot units -> [dim], a new array."""

@@ -39,10 +39,18 @@ def images(
     return Images(tuple(cameras), size, resize, border, place)  # type: ignore[arg-type]
 
 
-def write(path: Path, step: Images, target: str = "hopper", frames: bool = True, defines: tuple[str, ...] = ()) -> Path:
-    """frames: with the kernel, as Plans have it today. defines: macros for it."""
-    about, policy = load_targets()[target], Policy((step,), ())
-    dtype, shape = policy.device_inputs()["images"]
+def write(
+    path: Path,
+    step: Images,
+    target: str = "hopper",
+    frames: bool = True,
+    defines: tuple[str, ...] = (),
+    more: tuple[Any, ...] = (),
+) -> Path:
+    """frames: with the kernel, as Plans have it today. defines: macros for it. more: steps, their inputs unread."""
+    about, policy = load_targets()[target], Policy((step, *more), ())
+    inputs = policy.device_inputs()
+    dtype, shape = inputs["images"]
     n = int(np.prod(shape))
     packed = tuple(int(np.prod(shape[i + 1 :])) for i in range(4))
     x = Ref("slot", 0, dtype, shape, packed, slot="images")
@@ -58,7 +66,7 @@ def write(path: Path, step: Images, target: str = "hopper", frames: bool = True,
         state_nbytes=0,
         kernels=(Entry("cubin.000", symbol, 0),),
         weights=(),
-        inputs=(Slot("images", dtype, shape),),
+        inputs=tuple(Slot(name, *kind) for name, kind in inputs.items()),
         outputs=(Slot("seen", "f32", shape),),
         stages=(Stage("see", (call,)),),
         schedule=(Run("see"),),

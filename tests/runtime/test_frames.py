@@ -23,7 +23,9 @@ from frtc.runtime.driver import Driver
 from frtc.runtime.emulator import Emulator
 from frtc.runtime.frames import taps
 from frtc.runtime.plan_file import Plan, open_plan
-from frtc.runtime.policy import Camera
+from frtc.runtime.policy import Camera, Noise, Norm, State
+from frtc.runtime.policy import Policy as Spec
+from frtc.runtime.policy_steps import PolicySteps
 from frtc.runtime.session import Session
 from frtc.runtime.steps_image import RESIZES, fit
 from tests.kernels import frames_cpu
@@ -412,6 +414,57 @@ def test_the_graph_from_frames_copies_in_and_out(base: Path) -> None:
         seen = session.addresses["slotseen"]  # type: ignore[attr-defined]
         assert back[:3] == (False, pinned + seen - slots, seen) and back[3] >= 4 * images
         assert {node[2] for node in session._graph("").executable.nodes} == {"kernel"}  # type: ignore[attr-defined]
+
+
+RANGE = Norm("openpi_range", (-1.0, 0.0, 2.0), (1.0, 4.0, 2.5))
+MORE = (State(3, RANGE, width=8), Noise(5, 8))
+
+
+def test_the_other_inputs_reach_the_device(tmp_path: Path) -> None:
+    """They are written where the launch copies from, by one inference as by the next, whatever `set` left there."""
+    policy, api = opened(write(tmp_path / "more.plan", images([Camera("base", "x")]), more=MORE))
+    with policy:
+        session, steps = policy.executor, PolicySteps(policy.spec)
+        seen = {"base": WHOLE, "state": np.array([0.5, 1.0, 2.25], np.float32)}
+        for draw in range(3):
+            policy.infer(seen, draw)
+            wanted = steps.prepare(seen, draw).inputs
+            for name in ("state", "noise"):
+                at = session.addresses["slot" + name]  # type: ignore[attr-defined]
+                assert bytes(api.device(at, wanted[name].nbytes)) == wanted[name].tobytes()
+                session.set(name, np.full_like(wanted[name], 7))
+        before, live, pinned = api.calls.copy(), [*api.live], [*api.pinned]
+        policy.infer(seen)
+        once = ("cuCtxPushCurrent", "cuMemcpyHtoDAsync", "cuGraphLaunch", "cuStreamSynchronize", "cuCtxPopCurrent")
+        assert api.calls - before == dict.fromkeys(once, 1)
+        assert [*api.live] == live and [*api.pinned] == pinned
+
+
+def test_inputs_that_are_bound_are_refused(tmp_path: Path) -> None:
+    policy, api = opened(write(tmp_path / "more.plan", images([Camera("base", "x")]), more=MORE))
+    with policy:
+        seen = {"base": WHOLE, "state": np.array([0.5, 1.0, 2.25], np.float32)}
+        policy.executor.bind("noise", OnNull(api, np.zeros((5, 8), np.float32)))  # type: ignore[attr-defined]
+        with pytest.raises(UsageError, match="slot noise lives in memory of the caller") as caught:
+            policy.infer(seen)
+        assert caught.value.code == "slot.bound"
+        policy.executor.unbind("noise")  # type: ignore[attr-defined]
+        policy.infer(seen)
+        policy.executor.close()
+        with pytest.raises(UsageError, match="the policy is closed"):
+            policy.infer(seen)
+
+
+def test_a_policy_whose_inputs_are_not_the_programs(base: Path) -> None:
+    """Said when it is opened."""
+    plan = open_plan(base)
+    for steps, what in (
+        (Spec((images([Camera("base", "x")], 16),), ()), r"input images is uint8\[1, 16, 16, 3\]"),
+        (Spec((images([Camera("base", "x")]), Noise(5, 8)), ()), "no input 'noise'"),
+    ):
+        mixed = replace(plan, program=replace(plan.program, policy=steps.to_json()))
+        with pytest.raises(UsageError, match=what):
+            Policy(mixed, Emulator(mixed))
 
 
 def test_the_self_test_looks_at_them(base: Path) -> None:

@@ -31,8 +31,8 @@ from frtc.runtime.policy import (
     Unnormalise,
 )  # fmt: skip
 from frtc.runtime.policy_steps import PolicySteps
-from frtc.runtime.prompt import bins, prompt_text
-from frtc.runtime.steps_vector import Normaliser
+from frtc.runtime.prompt import PromptStep, bins, prompt_text
+from frtc.runtime.steps_vector import Normaliser, StateStep
 
 
 def tokenizer_bytes(cut: bool = False) -> bytes:
@@ -179,6 +179,18 @@ def test_nothing_of_the_last_observation_stays() -> None:
     assert all(np.array_equal(again[name], fresh[name]) for name in fresh)
 
 
+def test_inputs_are_made_where_they_are_wanted() -> None:
+    """All of them, whatever was there."""
+    wanted = PolicySteps(POLICY, TOKENIZER).prepare(OBSERVATION, draw=3).inputs
+    steps, into = PolicySteps(POLICY, TOKENIZER), {name: np.full_like(array, 77) for name, array in wanted.items()}
+    for _ in range(2):
+        prepared = steps.prepare(OBSERVATION, 3, None, into)
+        assert prepared.inputs is into and all(np.array_equal(into[name], wanted[name]) for name in wanted)
+        for array in into.values():
+            array.fill(55)
+    assert not any(array.any() for array in steps.inputs.values())
+
+
 def test_noise_drawn_ahead_is_the_same() -> None:
     """While the device works; whichever draw comes then, and whatever was done to the buffers."""
     ahead, plain = PolicySteps(POLICY, TOKENIZER, seed=5), PolicySteps(POLICY, TOKENIZER, seed=5)
@@ -317,6 +329,44 @@ def test_normalisation_has_the_bits_of_the_origin(rule: str) -> None:
     for found, formula in zip((norm.normalise(x), norm.unnormalise(x)), FORMULAS[rule], strict=True):
         assert found.dtype == dtype
         assert np.array_equal(found, formula(x.astype(dtype), a, b, e))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rule", FORMULAS)
+def test_states_of_any_size(rule: str) -> None:
+    """Large ones are looked at closely, with the same result; what leaves float32 is an error, and no warning."""
+    norm = Norm(rule, (-1.0, 0.0, 2.0), (1.0, 4.0, 2.5), 1e-6)  # type: ignore[arg-type]
+    step, plain = StateStep(State(3, norm), ()), Normaliser(norm)
+    assert step.ordinary > 1e12
+    for size in (0.0, 1.0, 1e11, 1e15, 1e16, 1e25):
+        for dtype in (np.float32, np.float64):
+            state = np.array([-size, size, 0.25], dtype)
+            kept, normalised = step.run(state)
+            assert kept is not state and np.array_equal(kept, state) and kept.dtype == dtype
+            assert np.array_equal(normalised, plain.normalise(state)) and normalised.dtype == plain.dtype
+    for bad, message in (
+        (np.nan, "numbers [1] are not finite"),
+        (np.inf, "numbers [1] are not finite"),
+        (-1e300, "[1]"),
+    ):
+        with pytest.raises(FrtcError, match=re.escape(message)) as caught:
+            step.run(np.array([0.0, bad, 0.25]))
+        assert caught.value.code == "input.state_value"
+    tiny = StateStep(State(1, Norm("lerobot_mean_std", (0.0,), (1e-30,), 1e-38)), ())
+    assert tiny.ordinary < 0  # what is ordinary elsewhere leaves float32 here
+    with pytest.raises(FrtcError, match="too large once normalised"):
+        tiny.run(np.array([1e10]))
+
+
+def test_a_prompt_is_cleaned_when_it_changes() -> None:
+    """Whatever came before: other instructions, other states, a str of another class."""
+    step, one, other = Prompt("spaces", "{prompt}: {state};", 3), np.zeros(2), np.array([0.5, -1.0])
+    kept = PromptStep(step)
+    for prompt, state in (("a_b", one), ("a_b", other), ("{state}", other), (np.str_("a_b"), one), ("a_b", other)):
+        assert kept.text(prompt, state) == prompt_text(step, prompt, state)
+    with pytest.raises(FrtcError, match="half of a surrogate pair"):
+        kept.text("\udfff", one)
+    assert kept.text("a_b", one) == "a b: 128 128 128;"
 
 
 def test_a_constant_range_follows_the_origin() -> None:
