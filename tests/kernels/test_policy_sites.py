@@ -43,14 +43,14 @@ def test_the_table_holds_what_plans_of_own_kernels_ask_for(shape: Shape) -> None
     known = {to_json(site) for site in NATIVE}
     asked = {to_json(use.site) for use in uses(shape, families=families_for(hopper, None))}
     assert len(asked) > 25 and asked <= known, STALE
-    assert {site.op for site in NATIVE} >= {"linear", "gated_linear", "linear_rope_qkv", "linear_norm", "attention"}
+    assert {site.op for site in NATIVE} >= {"linear", "gated_linear", "linear_rope_qkv", "linear_moments", "attention"}
 
 
 def test_own_kernels_are_run() -> None:
     """Every product of FP8, and the attentions, on kernels of the target's own family: what a Plan has."""
     if "wgmma" in TARGET.has:
         kernels = {case.kernel.name for case in NATIVE_CASES}
-        own = ["gemm", "gated_gemm", "rope_gemm", "norm_gemm", "attention", "attention_split"]
+        own = ["gemm", "gated_gemm", "rope_gemm", "moments_gemm", "attention", "attention_split"]
         own += ["few_gated_gemm", "few_rope_gemm", "few_moments_gemm"]
         assert kernels >= {f"sm90_{name}" for name in own}
 
