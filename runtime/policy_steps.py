@@ -49,7 +49,8 @@ class PolicySteps:
         self.prompt, self.text = prompt, PromptStep(prompt).text if prompt else None
         self.images = ImageStep(images) if images else None
         self.tokens = TokenStep(tokens, tokenizer) if tokens else None
-        self.vector = StateStep(state, policy.state_steps) if state else None
+        read = bool((state and state.width) or (prompt and prompt.state_numbers))
+        self.vector = StateStep(state, policy.state_steps, read) if state else None
         self.unnormalise = Normaliser(scale.norm).unnormalise if scale else None
         self.cameras = tuple(intern(camera.role) for camera in images.cameras) if images else ()
         given = (("state", state), ("prompt", prompt))
@@ -114,12 +115,12 @@ class PolicySteps:
     def _noise(self, given: object, draw: int | None, inputs: Mapping[str, Array]) -> int | None:
         if self.noise is None:
             return None
-        shape = (self.noise.horizon, self.noise.width)
         if given is None:
             number = self.draw if draw is None else draw
             self.draw = number + 1
             inputs["noise"][...] = self._drawn(number)
             return number
+        shape = (self.noise.horizon, self.noise.width)
         if not isinstance(given, np.ndarray) or given.dtype != np.float32 or given.shape != shape:
             found = f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else type(given).__name__
             raise FrtcError("input.noise", f"the noise is {found}, not float32{list(shape)}")

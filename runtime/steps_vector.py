@@ -77,19 +77,22 @@ class Normaliser:
 
 
 class StateStep:
-    """The state as it was observed -> in the units that it is normalised in, and normalised."""
+    """The state as it was observed -> in the units that it is normalised in, and normalised.
 
-    def __init__(self, step: State, before: VectorSteps) -> None:
-        self.step, self.before = step, before
+    read   whether somebody reads the normalised one: else it may be None
+    """
+
+    def __init__(self, step: State, before: VectorSteps, read: bool = True) -> None:
+        self.step, self.before, self.read = step, before, read
         norm = Normaliser(step.norm)
         self.normalise = norm.normalise
         self.ordinary = -1.0 if before else norm.ordinary
 
-    def run(self, value: object) -> tuple[Array, Array]:
+    def run(self, value: object) -> tuple[Array, Array | None]:
         """Both [dim], new."""
         state = read_state(self.step, value)
         if sum(map(abs, state.tolist())) <= self.ordinary:  # NaN is not; a list, as NumPy is slow while caches are cold
-            return state, self.normalise(state)
+            return state, self.normalise(state) if self.read else None
         _require_finite(state)
         with np.errstate(over="ignore", invalid="ignore"):  # said by the check below
             state = apply(self.before, state)
