@@ -52,7 +52,7 @@ class Normaliser:
             span = b - a
             self.divisor = (span + eps if norm.rule == "openpi_range" else np.where(span == 0, eps, span)) / 2
             self.factor, self.shift = self.divisor, self.dtype.type(1)
-        most, least = float(np.abs(self.offset).max()), float(np.abs(self.divisor).min())
+        most, least = float(np.abs(self.offset).max(initial=0)), float(np.abs(self.divisor).min(initial=1))
         self.ordinary = LARGE if LARGE + most < FLOAT32_MOST / 2 * least else -1.0
 
     def normalise(self, x: Array) -> Array:
