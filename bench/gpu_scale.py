@@ -41,8 +41,9 @@ from frtc.runtime.emulator import Emulator
 from frtc.runtime.plan import Program
 from frtc.runtime.session import Session
 from frtc.trace import trace
-from frtc.tuning.trial import exact_weights, fill_weights, plan_in_memory
+from frtc.tuning.trial import exact_weights, fill_weights, plan_in_memory, scales
 
+VALID = 48  # tokens of a prompt, where the budget has room for them; `full_us`: as many as the budget has
 COUNTS = Counts(warm_up=30, replays=200, parts=40)
 SECONDS = 150  # of the whole bench, on 16 cores beside one GPU
 
@@ -70,7 +71,7 @@ def cases(policy: str, device: str) -> list[Case]:
         replace(base, horizon=chunk),
         replace(base, prompt=budget),
     ]
-    corners = [replace(base, views=1, horizon=chunk), replace(base, views=3, prompt=budget)]
+    corners = [replace(base, views=views, horizon=chunk) for views in (1, 3)] + [replace(base, views=3, prompt=budget)]
     found = [Case(s) for s in (*shapes, *corners)] + [Case(base, steps) for steps in (5, 20)]
     fast = [replace(case, shape=replace(case.shape, precision=STATIC)) for case in found]
     return list(dict.fromkeys([*fast, *found]))
@@ -80,7 +81,7 @@ def cases(policy: str, device: str) -> list[Case]:
 class Compiled:
     """What a process of its own made of a case.
 
-    exact     (offset, bytes) of weights that are made of constants alone: positions, times
+    exact     (offset, bytes) of weights that are not random: made of constants alone (positions, times), and scales
     seconds   of tracing and passes, and of kernels
     """
 
@@ -105,7 +106,7 @@ def compiled(case: Case, family: str | None, device: str) -> Compiled:
     rounds = rounds_of_module(module.schedule)
     calls = calls_of_emitted(built.emitted, rounds, target)
     estimate = Estimate.of(calls, target, case.shape.precision, rounds, Fitted.read(FITTED_PATH))
-    exact = tuple(exact_weights(built))
+    exact = tuple(({**dict(scales(built.program)), **dict(exact_weights(built))}).items())
     return Compiled(built.program, dict(built.cubins), exact, estimate.to_json(), vocab, seconds)
 
 
@@ -129,7 +130,7 @@ def measured(case: Case, made: Compiled, device: str, counts: Counts) -> dict[st
     with closing(Session(plan, stream=stream) if stream else Emulator(plan)) as executor:
         if isinstance(executor, Session):
             fill_weights(executor, made.exact)
-        inputs = observation(made.program.inputs, min(48, case.shape.prompt), made.vocab)
+        inputs = observation(made.program.inputs, min(VALID, case.shape.prompt), made.vocab)
         for name, value in inputs.items():
             executor.set(name, value)
         executor.run()
@@ -138,7 +139,11 @@ def measured(case: Case, made: Compiled, device: str, counts: Counts) -> dict[st
         replay = executor.replay if isinstance(executor, Session) else executor.run
         device_us = times(replay, stream, counts, counts.replays).row()
         parts = executor.time(counts.parts, warm_up=1).parts
-    return row_of(case, made, device_us, {name: spread.row()["p50"] for name, spread in parts.items()})
+        row = row_of(case, made, device_us, {name: spread.row()["p50"] for name, spread in parts.items()})
+        if case.shape.prompt > VALID:
+            executor.set("n", np.array(case.shape.prompt, np.int32))
+            row["full_us"] = times(replay, stream, counts, counts.replays).row()
+    return row
 
 
 def row_of(case: Case, made: Compiled, device_us: dict[str, float], p50_us: Mapping[str, float]) -> dict[str, Any]:
@@ -153,7 +158,7 @@ def row_of(case: Case, made: Compiled, device_us: dict[str, float], p50_us: Mapp
         "label": case.label,
         "views": shape.views,
         "prompt": shape.prompt,
-        "valid": min(48, shape.prompt),
+        "valid": min(VALID, shape.prompt),
         "horizon": shape.horizon,
         "steps": case.steps,
         "precision": shape.precision,
@@ -172,6 +177,7 @@ HEAD = f"{'':26s} {'p50 ms':>8} {'p99 ms':>8} {'nodes':>6} {'expected':>9} {'roo
 
 def line_of(row: Mapping[str, Any]) -> str:
     stages = "  ".join(f"{n} {s['p50_us'] / 1e3:.3f}" for n, s in row["stages"].items() if s["p50_us"] > 100)
+    stages += f"  full {row['full_us']['p50'] / 1e3:.3f}" if "full_us" in row else ""
     times_us = (row["device_us"]["p50"], row["device_us"]["p99"], row["expected_us"], row["roofline_us"])
     p50, p99, expected, roofline = (f"{us / 1e3:8.3f}" for us in times_us)
     return f"{row['label']:26s} {p50} {p99} {row['graph_nodes']:6d} {expected:>9} {roofline:>9}   {stages}"

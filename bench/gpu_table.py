@@ -12,9 +12,19 @@ from frtc.console import table as columns
 Row = dict[str, Any]
 BASELINE = "baseline"
 TAIL_BAR = 1.03  # p99 over p50, host to host with changing prompts
-# Milliseconds of a replay, of two views: (policy, precision, actions) -> bar of Plans with kernels of the GPU's own.
-P50_MS = {("pi05", STATIC, "c50"): 9.0, ("pi05", STATIC, "c10"): 8.5, ("pi05", "bf16", "c50"): 13.0}
-STAGES_MS = {"vision": 1.0, "prefix": 2.1}  # of Pi0.5 with static scales, likewise
+# Milliseconds of a replay by (policy, precision, shape): bars of Plans with kernels of the GPU's own.
+P50_MS = {
+    ("pi05", STATIC, "v2-p48-c50"): 5.8,
+    ("pi05", STATIC, "v2-p48-c10"): 5.2,
+    ("pi05", STATIC, "v1-p48-c10"): 4.4,
+    ("pi05", STATIC, "v3-p48-c10"): 6.3,
+    ("pi05", "bf16", "v2-p48-c50"): 9.0,
+    ("pi0", STATIC, "v2-p48-c50"): 6.0,
+}
+FULL_MS = {("pi05", STATIC, "v2-p200-c50"): 6.5}  # likewise, with as many tokens as the budget has
+# Of Pi0.5 with static scales, two views, a budget of 48 tokens; of all rounds, by the actions of a chunk.
+STAGES_MS = {"vision": 0.95, "prefix": 2.05}
+ROUNDS_MS = {"c50": 2.9, "c10": 2.2}
 BUDGET_MS = 0.4  # what a budget of 200 tokens costs more than one of 48, with 48 valid ones
 NODES = 1250
 BASELINE_P50_MS, BASELINE_BUDGET_MS, BASELINE_NODES, BASELINE_FP8_NODES = 30.0, 1.5, 2000, 1400
@@ -29,6 +39,8 @@ def bars_of(rows: Sequence[Row], policy: str = "pi05") -> dict[str, bool]:
         bars[f"graph nodes {label}"] = row["graph_nodes"] <= most
         if (bar := p50_bar(policy, shape, precision, family)) is not None:
             bars[f"p50 {label}"] = p50 <= bar
+        if family != BASELINE and (bar := FULL_MS.get((policy, precision, shape))) and "full_us" in row:
+            bars[f"full prompt {label}"] = row["full_us"]["p50"] / 1e3 <= bar
         bars |= {f"{stage} {label}": ok for stage, ok in _stages(row, policy, precision, family)}
         twin = own.get(label.replace("-p200-", "-p48-"))
         if "-p200-" in label and twin is not None:
@@ -48,10 +60,7 @@ def label_of(row: Row) -> str:
 
 def p50_bar(policy: str, shape: str, precision: str, family: str) -> float | None:
     """Milliseconds; None where nobody set one."""
-    views, budget, actions = shape.split("-")
-    if family == BASELINE:
-        return BASELINE_P50_MS
-    return P50_MS.get((policy, precision, actions)) if (views, budget) == ("v2", "p48") else None
+    return BASELINE_P50_MS if family == BASELINE else P50_MS.get((policy, precision, shape))
 
 
 def nodes_bar(precision: str, family: str) -> int:
@@ -61,8 +70,10 @@ def nodes_bar(precision: str, family: str) -> int:
 
 
 def _stages(row: Row, policy: str, precision: str, family: str) -> Iterator[tuple[str, bool]]:
-    if family != BASELINE and (policy, precision) == ("pi05", STATIC) and "-p48-" in row["shape"]:
-        for stage, bar in STAGES_MS.items():
+    if family != BASELINE and (policy, precision) == ("pi05", STATIC) and row["shape"].startswith("v2-p48-"):
+        actions = row["shape"].rpartition("-")[2]
+        rounds = {"denoise": ROUNDS_MS[actions]} if actions in ROUNDS_MS else {}
+        for stage, bar in {**STAGES_MS, **rounds}.items():
             yield stage, row["stages"][stage]["p50"] / 1e3 <= bar
 
 

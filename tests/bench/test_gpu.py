@@ -172,10 +172,10 @@ def test_the_bars_of_fp8() -> None:
 
 
 def timed(label: str, ms: float, nodes: int) -> dict[str, Any]:
-    """A row as gpu_bench writes it: shape, precision, families; vision takes a tenth of its time."""
+    """A row as gpu_bench writes it: shape, precision, families; each stage takes a tenth of its time."""
     shape, *kind = label.split()
     at = {"p50": ms * 1e3, "p99": ms * 1e3, "p99.9": ms * 1e3}
-    stages = {name: at | {"p50": ms * 100, "roof_us": 50.0, "share": 0.5} for name in ("vision", "prefix")}
+    stages = {name: at | {"p50": ms * 100, "roof_us": 50.0, "share": 0.5} for name in ("vision", "prefix", "denoise")}
     row = {"contender": " ".join(["frtc", *kind]), "shape": shape, "graph_nodes": nodes, "device_us": at}
     return row | {"host_us": at, "stages": stages, "classes": {"GEMM": {"launches": 9, "roof_us": 3.0}}}
 
@@ -195,9 +195,11 @@ def test_precisions_of_a_policy_are_one_file() -> None:
 
 def test_bars_of_times() -> None:
     rows = [timed("v2-p48-c50 bf16 baseline", 18, 1500), timed("v2-p48-c50 fp8 baseline", 31, 1500)]
-    rows += [timed("v2-p200-c50 bf16 baseline", 20, 9), timed("v2-p48-c50 fp8 baseline+sm90", 8.9, 1250)]
-    rows += [timed("v2-p48-c10 fp8 baseline+sm90", 8.6, 1251), timed("v2-p200-c50 fp8 baseline+sm90", 9.4, 1)]
-    rows += [timed("v2-p48-c50 bf16 baseline+sm90", 13.1, 1) | {"changing_prompts_us": {"p50": 1.0, "p99": 1.04}}]
+    rows += [timed("v2-p200-c50 bf16 baseline", 20, 9), timed("v2-p48-c50 fp8 baseline+sm90", 5.7, 1250)]
+    full = timed("v2-p200-c50 fp8 baseline+sm90", 6.2, 1) | {"full_us": {"p50": 6.6e3}}
+    rows += [timed("v2-p48-c10 fp8 baseline+sm90", 5.3, 1251), full]
+    rows += [timed("v1-p48-c10 fp8 baseline+sm90", 4.3, 1), timed("v3-p48-c10 fp8 baseline+sm90", 6.4, 1)]
+    rows += [timed("v2-p48-c50 bf16 baseline+sm90", 9.1, 1) | {"changing_prompts_us": {"p50": 1.0, "p99": 1.04}}]
     bars = gpu_table.bars_of(rows)
     assert {name for name, kept in bars.items() if not kept} == {
         "p50 v2-p48-c50 fp8 baseline",
@@ -206,12 +208,15 @@ def test_bars_of_times() -> None:
         "p50 v2-p48-c10 fp8 baseline+sm90",
         "graph nodes v2-p48-c10 fp8 baseline+sm90",
         "budget 200 v2-p200-c50 fp8 baseline+sm90",
+        "full prompt v2-p200-c50 fp8 baseline+sm90",
+        "p50 v3-p48-c10 fp8 baseline+sm90",
         "p50 v2-p48-c50 bf16 baseline+sm90",
         "p99 over p50 v2-p48-c50 bf16 baseline+sm90",
     }
     assert bars["vision v2-p48-c50 fp8 baseline+sm90"] and bars["p50 v2-p48-c50 fp8 baseline+sm90"]
-    slow = gpu_table.bars_of([timed("v2-p48-c50 fp8 baseline+sm90", 21.1, 1)])
-    assert not slow["vision v2-p48-c50 fp8 baseline+sm90"] and not slow["prefix v2-p48-c50 fp8 baseline+sm90"]
+    assert bars["denoise v2-p48-c10 fp8 baseline+sm90"] and "vision v1-p48-c10 fp8 baseline+sm90" not in bars
+    slow = gpu_table.bars_of([timed("v2-p48-c50 fp8 baseline+sm90", 29.1, 1)])
+    assert not any(slow[f"{stage} v2-p48-c50 fp8 baseline+sm90"] for stage in ("vision", "prefix", "denoise"))
 
 
 def test_the_table_has_replays_stages_and_classes() -> None:

@@ -30,7 +30,7 @@ def test_ordinary_bytes_are_ordinary_numbers(dtype: str, least: float, most: flo
 def test_every_configuration_once() -> None:
     found = cases("pi05", "cuda")
     labels = [case.label for case in found]
-    assert len(set(labels)) == len(labels) == 18
+    assert len(set(labels)) == len(labels) == 20
     assert {label.split()[1] for label in labels} == {"bf16", STATIC}
     for part in ("v1-p48-c50-s10", "v3-p48-c50-s10", "v2-p200-c50-s10", "v2-p48-c10-s10", "v2-p48-c50-s5"):
         assert f"{part} bf16" in labels and f"{part} {STATIC}" in labels
