@@ -104,7 +104,7 @@ class _Deferring:
         if kind == "fp8":
             both = emitted(both, input_("?", Type("f32", ())))
             wanted += [both, *(in_8_bits(product, _e4m3(product)) for product in products)]
-        return all(map(self.implements, [*wanted, *self._own_precision(source, both)]))
+        return all(map(self.implements, wanted)) and self._keeps_8_bits(source, both)
 
     def _kind(self, reader: Node, norm: Node, last: bool) -> str:
         """The precision of the product; "" where its norm stays. last: the program returns its result."""
@@ -117,16 +117,13 @@ class _Deferring:
             return ""
         return "" if kind == "w8a16" else kind
 
-    def _own_precision(self, source: Node, both: Node) -> list[Node]:
-        """linear_moments as the product in front of the norm is asked to run, where that is in 8 bits."""
+    def _keeps_8_bits(self, source: Node, both: Node) -> bool:
+        """Whether linear_moments runs as the product before the norm is asked to. With scales per row norms stay."""
         site = self.sites.get(source)
         kind = self.precision.of(site.name, site.program) if site else ""
-        if kind == "w8a16":
-            return [in_8_bits(both, both.operands[0])]
-        if kind != "fp8":
-            return []
-        scales = None if self.precision.static else input_("?", Type("f32", (*both.operands[0].shape[:-1], 1)))
-        return [in_8_bits(both, _e4m3(both), scales)]
+        if kind == "fp8":
+            return self.precision.static and self.implements(in_8_bits(both, _e4m3(both)))
+        return kind != "w8a16" or self.implements(in_8_bits(both, both.operands[0]))
 
 
 def _e4m3(product: Node) -> Node:

@@ -82,12 +82,12 @@ schedule {
 
 
 def test_layer() -> None:
-    """Eight launches remain of a layer, the angles are computed once, and every pass keeps the meaning."""
+    """Seven launches remain of a layer, the angles are computed once, and every pass keeps the meaning."""
     module, report = run_passes(as_module(LAYER), pipeline(everything), Options(check=2))
     assert [g.name for g in module.graphs] == ["layer.once", "layer"]
     free = ("input", "weight", "view", "item", "index", "reshape", "const")
     ops = Counter(n.op for n in module.graph("layer").nodes if n.op not in free)
-    assert ops == Counter("rms_norm linear_rope_qkv attention linear ada_rms_norm gated_linear linear".split())
+    assert ops == Counter("rms_norm linear_rope_qkv attention linear_moments gated_linear linear".split())
     assert [name for name, _ in module.weights.outputs] == [
         "c", "c~2", "d", "g|u", "o", "q|k|v", "table.const", "table.view",
     ]  # fmt: skip
