@@ -108,7 +108,8 @@ def copied_by_calls(policy: Policy, seen: Mapping[str, Any], count: int) -> Row:
     assert isinstance(session, Session) and session.frames is not None
     steps = [(session.program.stage(name), round) for name, round in unrolled(session.program.schedule)]
     with session.driver.current():
-        graph = Graph(session.driver, session.functions, session.addresses, steps, (), session.frames.lead)
+        parts = (session.driver, session.functions, session.addresses, steps, (), session.frames.lead)
+        graph = Graph(*parts, overlap=session.program.overlap)
         graph.upload(session.stream)
     launch, session._launch_from_frames = session._launch_from_frames, session._with_copies(graph)
     try:

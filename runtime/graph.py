@@ -3,7 +3,8 @@
 Inside a stage the edges are those of Call.after; several launches of one call form a chain; a stage starts when the one
 before it is complete. Where stages overlap, calls wait for calls instead, whatever stages they are of. Addresses are
 written into the nodes; where one changes (a slot bound to other memory, another round of a table), the nodes that hold
-it are updated in place.
+it are updated in place. Copies of inputs and outputs may be nodes too, the first and the last, of memory that stays
+where it is.
 
 Edges from kernels to an early launch are programmatic: its blocks may begin when all blocks of those kernels have
 begun, and wait inside for the end of those kernels. That is the end of everything before them too. For let kernel B be

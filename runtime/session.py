@@ -6,8 +6,9 @@
         session.run()                               # copy in, one graph, copy out, wait
         actions = session.get("actions")
 
-Slots live in one device block beside a pinned mirror on the host, so that a run copies once in and once out; from camera
-frames on the graph does that itself. A slot that is bound to the caller's device memory is read and written there.
+Slots live in one device block beside a pinned mirror on the host, so that a run copies once in and once out; where it
+begins with camera frames the graph does both. A slot that is bound to the caller's device memory is read and written
+there.
 """
 
 from __future__ import annotations

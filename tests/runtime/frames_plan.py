@@ -104,9 +104,11 @@ class FramesApi(NullApi):
         self.do_cuMemcpyDtoHAsync(to, source, nbytes, 0)
 
     def do_cuGraphLaunch(self, graph: Graph, stream: Any) -> None:
-        for handle, _, kind, what in graph.nodes:
+        copies = iter(graph.copies)
+        for handle, _, kind, _ in graph.nodes:
             if kind == "copy":
-                self.copy(*what)
+                to, source = next(copies)
+                to[:] = source
             else:
                 kernel = self.kernels[handle]
                 (self.run_frames if "frames" in kernel.symbol else self.run_widen)(kernel)

@@ -18,13 +18,13 @@ OK = cu.CUresult.CUDA_SUCCESS
 class Graph:
     """nodes   (handle, after, "kernel" | "event" | "copy", what)
     early   (from, to) of the programmatic edges
-    copies  what the "copy" nodes do: (whether to the device, destination, source, bytes)
+    copies  of the "copy" nodes in this order: destination and source
     """
 
     def __init__(self) -> None:
         self.nodes: list[tuple[int, list[int], str, Any]] = []
         self.early: set[tuple[int, int]] = set()
-        self.copies: list[tuple[bool, int, int, int]] = []
+        self.copies: list[tuple[memoryview, memoryview]] = []
 
 
 class MapBytes(ctypes.Structure):
@@ -214,20 +214,18 @@ class NullApi:
         assert len(after) == count and context == 77 and (copy.Height, copy.Depth) == (1, 1)
         kinds = tuple(kind.name.rpartition("_")[2] for kind in (copy.srcMemoryType, copy.dstMemoryType))
         assert kinds in (("HOST", "DEVICE"), ("DEVICE", "HOST"))
-        there = kinds[0] == "HOST"
-        ends = (copy.dstDevice, copy.srcHost) if there else (copy.dstHost, copy.srcDevice)
+        there, nbytes = kinds[0] == "HOST", int(copy.WidthInBytes)
+        host, device = map(int, (copy.srcHost, copy.dstDevice) if there else (copy.dstHost, copy.srcDevice))
+        ends = self.device(device, nbytes), memoryview((ctypes.c_uint8 * nbytes).from_address(host)).cast("B")
+        graph.copies.append(ends if there else ends[::-1])
         handle = self.fresh()
-        graph.copies.append((there, int(ends[0]), int(ends[1]), int(copy.WidthInBytes)))
-        graph.nodes.append((handle, list(after), "copy", graph.copies[-1]))
+        graph.nodes.append((handle, list(after), "copy", (there, host, device, nbytes)))
         return handle
 
     def do_cuGraphLaunch(self, graph: Graph, stream: Any) -> None:
         """Copies alone; kernels do nothing."""
-        for copy in graph.copies:
-            self.copy(*copy)
-
-    def copy(self, there: bool, to: int, source: int, nbytes: int) -> None:
-        (self.do_cuMemcpyHtoDAsync if there else self.do_cuMemcpyDtoHAsync)(to, source, nbytes, 0)
+        for to, source in graph.copies:
+            to[:] = source
 
     def do_cuTensorMapEncodeTiled(self, *arguments: Any) -> Any:
         """A map whose first word is its place in `maps`."""

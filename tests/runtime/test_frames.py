@@ -408,7 +408,7 @@ def test_the_graph_from_frames_copies_in_and_out(base: Path) -> None:
         nodes = session.graphs["\0frames"].executable.nodes  # type: ignore[attr-defined]
         (first, _, _, there), lead, widen, (_, after, kind, back) = nodes
         slots, pinned, images = session.slots, session.mirror.address, 32 * 32 * 3  # type: ignore[attr-defined]
-        assert there == (True, slots + images, pinned + images, 256)
+        assert there == (True, pinned + images, slots + images, 256)
         assert lead[1:3] == ([first], "kernel") and widen[1:3] == ([lead[0]], "kernel")
         assert after == [widen[0]] and kind == "copy"
         seen = session.addresses["slotseen"]  # type: ignore[attr-defined]
