@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -146,7 +146,8 @@ class Search:
 def cases(policy: str, device: str) -> list[Case]:
     base = Shape(policy, precision=STATIC) if device == "cuda" else Shape(policy, 1, 12, 10, "tiny", precision=STATIC)
     short = Shape(policy, horizon=10, precision=STATIC)
-    return [Case(base), *([Case(short), Case(Shape(policy))] if device == "cuda" else [])]
+    more = [Case(short), Case(Shape(policy)), *(Case(replace(short, views=views)) for views in (1, 3))]
+    return [Case(base), *(more if device == "cuda" else [])]
 
 
 def main() -> int:

@@ -103,6 +103,6 @@ def _infer(
     with Policy(plan, executor_for(plan, ordinal), seed) as policy:
         observed = observation.seeded(policy.steps, seed) | given
         answer = policy.infer(observed, draw=None if "noise" in given else 0)
-        noise: Array = policy.steps.inputs.get("noise", np.zeros((), np.float32)).copy()
+        noise: Array = policy.inputs.get("noise", np.zeros((), np.float32)).copy()
     kept = {name: observed[name] for name in ("state", "prompt") if name in observed}
     return answer, noise, kept | ({"noise": noise} if noise.ndim else {})

@@ -141,7 +141,7 @@ def test_two_targets(capsys: Capture, demo: Demo, tmp_path: Path) -> None:
     hopper = tmp_path / "hopper.plan"
     frtc.compile(demo.checkpoint, "hopper", hopper, frtc.CompileOptions(self_test=False, precision="w8a16"))
     found = differing(capsys, demo.plan, hopper)
-    assert found["differing"] == ["config", "launches", "program"]
+    assert found["differing"] == ["config", "launches", "memory", "program"]  # stages that overlap share no memory
     assert all(c["name"].startswith("target: ") for c in found["config"]["changes"])
     assert found["weights"]["moved"] == [] and found["numbers"]["equal"]
     stages = {s["name"]: s for s in found["launches"]["stages"]}
@@ -172,7 +172,7 @@ def test_numbers_of_a_changed_weight(capsys: Capture, plan: Path, changed_plan: 
     for path in (plan, changed_plan):
         with frtc.load(path, device="cpu", seed=5) as policy:
             answers.append(policy.infer(observation.seeded(policy.steps, 5), draw=0))
-            noise = policy.steps.inputs["noise"].astype(np.float64)
+            noise = policy.inputs["noise"].astype(np.float64)
     a, b = (answer.output - noise for answer in answers)
     numbers, units = found["numbers"], np.abs(answers[1].actions.astype(np.float64) - answers[0].actions)
     assert numbers["relative"] == pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a), rel=1e-6)
