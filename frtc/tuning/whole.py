@@ -3,6 +3,9 @@
 A launch shares the device with its neighbours: their weights are on their way while it works, and their blocks wait for
 room beside its own. No chain of one site shows that. So each site of a program, those with the most time first, takes
 each of its candidates; the whole is compiled with it and timed; what is quickest stays, if it is so a second time.
+
+A GPU near its limit of power is some percent slower at one moment than at another. So what is chosen is timed anew for
+each site, first of all, and once more beside a candidate that seems quicker.
 """
 
 from __future__ import annotations
@@ -55,7 +58,10 @@ class Decided:
 
     def us(self, name: str) -> float:
         """Of the programs that hold the site."""
-        return sum(self.times[name].get(program, 0.0) for program in self.place.calls)
+        return self.us_of(self.times[name])
+
+    def us_of(self, times: Mapping[str, float]) -> float:
+        return sum(times.get(program, 0.0) for program in self.place.calls)
 
     def row(self) -> dict[str, Any]:
         tried = [{"kernel": name, "us": round(self.us(name), 2)} for name in self.times if name not in self.failed]
@@ -87,6 +93,7 @@ class Whole:
     _limit: float = BASE_S
     _took: float = 0.0
     _keys: tuple[str, ...] = ()
+    _own: Path | None = None  # the trial of what is chosen
     _searched: dict[str, tuple[str, Place]] = field(default_factory=dict)
     _ahead: dict[str, tuple[Chosen, list[Future[Path | str]]]] = field(default_factory=dict)
 
@@ -100,21 +107,21 @@ class Whole:
         Raises NoBase where the first one cannot be measured.
         """
         self._keys = tuple(keys)
-        futures = [self.builders.start(start.values()) for start in starts]
+        futures, files = [self.builders.start(start.values()) for start in starts], dict[str, Path]()
         for i, (start, future) in enumerate(zip(starts, futures, strict=True)):
             try:
-                tried = self._run(future, self._keys)
+                tried = self._run(future, self._keys, files, str(i))
             except _Over:
                 tried = Tried(failed="there was no time for it (--tune-seconds)")
             if not i and (why := tried.failed or _not_finite(tried)):
                 raise NoBase(why)
             if not i:
                 self._limit = max(TRIAL_S, TIMES * self._took)
-                self.before, self.seen, self.chosen = tried.times, tried, dict(start)
+                self.before, self.seen, self.chosen, self._own = tried.times, tried, dict(start), files["0"]
             elif why := tried.failed or self._wrong(tried):
                 self.refused = why
             elif tried.times["replay"] < GAIN * self.now["replay"]:
-                self.seen, self.chosen = tried, dict(start)
+                self.seen, self.chosen, self._own = tried, dict(start), files[str(i)]
 
     def programs(self) -> list[str]:
         """Most time first; without those that take next to none."""
@@ -169,7 +176,7 @@ class Whole:
         futures = self._started(place)
         if following:
             self._ahead[following.key] = dict(self.chosen), self._starts(following)
-        times, failed, files = {str(own): self.now}, dict[str, str](), dict[str, Path]()
+        times, failed, files = {str(own): self._timed_anew()}, dict[str, str](), dict[str, Path]()
         cut = False
         for tactic, future in zip(others, futures, strict=True):
             name = str(tactic)
@@ -184,21 +191,32 @@ class Whole:
                 times[name] = tried.times
         best = self._confirmed(str(own), Decided(program, place, times, failed, str(own)), files, failed)
         self.chosen[place.key] = next(tactic for tactic in (own, *others) if str(tactic) == best)
+        if best in files:
+            self._own = files.pop(best)
         for path in files.values():
             path.unlink(missing_ok=True)
         return Decided(program, place, times, failed, str(own), best, cut)
 
+    def _timed_anew(self) -> Mapping[str, float]:
+        """Of what is chosen, at this moment."""
+        assert self._own is not None
+        again = self.worker.run(self._own, self._keys, self._limit) if self._left() > 0 else Tried(failed="no time")
+        if not again.failed:
+            self.seen = again
+        return self.now
+
     def _confirmed(self, own: str, found: Decided, files: Mapping[str, Path], failed: dict[str, str]) -> str:
-        """The quickest, where it is quicker than what was there by more than noise, and again so."""
+        """The quickest, where it is quicker than what was there by more than noise, and again so beside it."""
         best = min(found.times, key=found.us)
         if best == own or found.us(best) >= GAIN * found.us(own):
             return own
+        before = [self.now, self._timed_anew()]
         again = self.worker.run(files[best], self._keys, self._limit)
         if why := again.failed or self._wrong(again, found.place.key):
             failed[best] = why
             return own
-        mean = (found.us(best) + replace(found, times={best: again.times}).us(best)) / 2
-        if mean >= GAIN * found.us(own):
+        us = [found.us_of(times) for times in (found.times[best], again.times)]
+        if us[1] >= GAIN * found.us_of(before[1]) or sum(us) >= GAIN * sum(map(found.us_of, before)):
             return own
         self.seen = again
         return best
