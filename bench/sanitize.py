@@ -49,7 +49,8 @@ FAULTY, PLAN = "faulty", "plan"
 INSTALLED = Path("/usr/local/cuda/bin/compute-sanitizer")
 EXIT_CODE = 86  # of the tool, where it reports anything
 SECONDS = 150.0  # of all, from the start
-QUIET = 25.0  # seconds that a case may take, with the start of the program before the first one
+# Seconds that a case may take, with the start of the program before the first one. Racecheck follows every access.
+QUIET = {"memcheck": 25.0, "racecheck": 90.0, "initcheck": 25.0}
 PORTS = 49152  # first one that a tool talks to its target through; each start of it has twenty of its own
 JUDGES = {("sm_90a", "racecheck"): (2026, 3)}  # the first version that can be believed
 PARTS = {("sm_90a", "racecheck"): 4, ("sm_90a", "memcheck"): 2, ("sm_90a", "initcheck"): 2}  # at the same time
@@ -255,7 +256,7 @@ class Runner:
 
     def attempt(self, part: Part, cases: Sequence[int]) -> Attempt:
         """One start; its output goes straight to the log."""
-        log, quiet = self.logs / part.log, QUIET if cases else float("inf")
+        log, quiet = self.logs / part.log, QUIET[part.tool] if cases else float("inf")
         begin = log.stat().st_size if log.exists() else 0
         command = command_of(self.tool, self.version, part, cases, next(self.starts))
         paths = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))

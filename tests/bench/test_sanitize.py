@@ -208,7 +208,7 @@ def alive(process: int) -> bool:
 
 def test_a_case_without_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named, later ones of its kernel are not tried, those of others are; nothing of it lives on."""
-    monkeypatch.setattr(sanitize, "QUIET", 1.0)
+    monkeypatch.setitem(sanitize.QUIET, "memcheck", 1.0)
     asked = runner(script(tmp_path, HANGS), tmp_path, {"sm_90a": ["a", "b", "b", "c"]})
     (row,) = measured(asked, [Part("sm_90a", "memcheck", (0, 1, 2, 3), 1)], 1, lambda text: None)
     assert (row.cases, row.of, row.verdict) == (2, 4, "NOT JUDGED") and row.stuck == (("number 1", "no end in 1 s"),)
