@@ -103,7 +103,7 @@ gpu-all:
 measured: setup
 	$(RUN) tools/measured.py
 
-# How latency grows with views, chunk, budget and steps, and the cost models fitted to it: 18 configurations in 150 s.
+# How latency grows with views, chunk, budget and steps, and the cost models fitted to it: 20 configurations in 150 s.
 gpu-scale:
 	PYTHONPATH=. $(PYTHON) -m bench.gpu_scale
 

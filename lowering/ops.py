@@ -258,16 +258,24 @@ def where(condition: Type, a: Type, b: Type, *, dtype: str | None = None) -> Typ
 
 @op
 def pointwise(
-    *xs: Type, expr: tuple[Attr, ...], results: tuple[int, ...], shape: tuple[int, ...], dtype: str | None = None
-) -> Type:
+    *xs: Type,
+    expr: tuple[Attr, ...],
+    results: tuple[int, ...],
+    shape: tuple[int, ...],
+    others: tuple[str, ...] = (),
+    dtype: str | None = None,
+) -> AnyType:
     """A fused program of pointwise ops: steps (op, argument, ...), argument i being operand i, or step i - operands.
 
-    ("const", value) is a number, ("cast", argument, dtype) rounds; between steps nothing else is rounded. The result is
-    value `results[0]`, broadcast to `shape`.
+    ("const", value) is a number, ("cast", argument, dtype) rounds; between steps nothing else is rounded. The results
+    are the values of these numbers, broadcast to `shape`; `others` are the element types of all but the last one.
     """
-    require(len(results) == 1 and results[0] < len(xs) + len(expr), f"results {list(results)}")
+    known = len(xs) + len(expr)
+    require(len(results) == len(others) + 1, f"{len(results)} results, element types of {len(others)} but the last")
+    require(all(0 <= r < known for r in results), f"results {list(results)} of {known} values")
     require(broadcast_shapes(shape, *(x.shape for x in xs)) == shape, f"operands {xs} do not fit {list(shape)}")
-    return Type(dtype or (promote(*xs) if xs else "f32"), shape)
+    last = dtype or (promote(*xs) if xs else "f32")
+    return _one(tuple(Type(each, shape) for each in (*others, last)))
 
 
 # --- reductions ---------------------------------------------------------------------------------------------------

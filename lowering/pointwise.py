@@ -1,6 +1,6 @@
 """Fused pointwise programs: pointwise nodes, single or fused already, become one `pointwise` node.
 
-Literals among the operands become numbers of the program; equal steps are computed once.
+A program that a node draws in has one result; one for several nodes has a result for each of them. Literals among the operands become numbers of the program; equal steps are computed once.
 """
 
 from __future__ import annotations
@@ -15,14 +15,26 @@ from frtc.lowering.pattern import literal
 
 def program(node: Node, inner: Sequence[Node] = ()) -> Node:
     """`node` as a fused program, with the programs of its operands `inner` in front of its own."""
-    read = [b for a in node.operands for b in (a.operands if a in inner else (a,))]
+    return _fused([node], inner)
+
+
+def joint(nodes: Sequence[Node]) -> Node:
+    """One program for nodes of one shape: result i is what nodes[i] computes."""
+    return _fused(nodes, ())
+
+
+def _fused(nodes: Sequence[Node], inner: Sequence[Node]) -> Node:
+    asked = dict.fromkeys(a for node in nodes for a in node.operands)
+    read = [b for a in asked for b in (a.operands if a in inner else (a,))]
     operands = [b for b in dict.fromkeys(read) if literal(b) is None]
     steps: list[tuple[Any, ...]] = []
     build = _Program(operands, steps)
-    known = {a: build.add(a) if a in inner else build.value(a) for a in dict.fromkeys(node.operands)}
-    result = build.add(node, known)
+    known = {a: build.add(a) if a in inner else build.value(a) for a in asked}
+    results = tuple(build.add(node, known) for node in nodes)
+    *others, last = nodes
+    dtypes, shape = tuple(node.dtype for node in others), last.shape
     fused: Node = pointwise(
-        *operands, expr=tuple(steps), results=(result,), shape=node.shape, dtype=node.dtype, loc=node.loc
+        *operands, expr=tuple(steps), results=results, shape=shape, others=dtypes, dtype=last.dtype, loc=nodes[0].loc
     )
     return fused
 
@@ -39,7 +51,7 @@ class _Program:
         return self.operands.index(node) if number is None else self._step(("const", number))
 
     def add(self, node: Node, known: dict[Node, int] | None = None) -> int:
-        """The number of what `node` computes."""
+        """The number of what `node`, which has one result, computes."""
         inputs = [(known or {}).get(a, -1) for a in node.operands]
         inputs = [self.value(a) if i < 0 else i for i, a in zip(inputs, node.operands, strict=True)]
         if node.op != "pointwise":
