@@ -16,9 +16,9 @@ def scalar(node: Node | None) -> int | float | bool | None:
 
 
 def site_attrs(node: Node) -> tuple[str, dict[str, Any], list[Node]]:
-    """(op, attributes, operands) of the site that computes a pointwise node."""
-    fused = program(node)
-    return fused.op, dict(fused.attrs), list(fused.operands)
+    """(op, attributes, operands) of the site that computes a pointwise node. Its results say their element types."""
+    fused = node if isinstance(node.type, tuple) else program(node)
+    return fused.op, {k: v for k, v in fused.attrs if k != "others"}, list(fused.operands)
 
 
 def copy_site(source: Operand, target: Operand) -> Site:

@@ -62,8 +62,14 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     return x != 0 if dtype == "bool" else stored(widen(x), Type(dtype, tuple(x.shape)))
 
 
-def pointwise(*operands: Tensor, expr: Sequence[Sequence[Any]], results: Sequence[int], shape: Sequence[int]) -> Tensor:
-    """A fused program: steps (op, argument, ...), argument i being operand i or step i - operands."""
+def pointwise(
+    *operands: Tensor,
+    expr: Sequence[Sequence[Any]],
+    results: Sequence[int],
+    shape: Sequence[int],
+    others: Sequence[str] = (),
+) -> Tensor | tuple[Tensor, ...]:
+    """A fused program: steps (op, argument, ...), argument i being operand i or step i - operands. Who calls rounds."""
     known: list[Any] = list(operands)
     for op, *arguments in expr:
         if op == "const":
@@ -72,7 +78,8 @@ def pointwise(*operands: Tensor, expr: Sequence[Sequence[Any]], results: Sequenc
             known.append(cast(together(known[arguments[0]])[0], arguments[1]))
         else:
             known.append(OPS[op](*(known[i] for i in arguments)))
-    return together(known[results[0]])[0].expand(tuple(shape))
+    found = tuple(together(known[i])[0].expand(tuple(shape)) for i in results)
+    return found if len(found) > 1 else found[0]
 
 
 POINTWISE: dict[str, Op] = {

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
-from frtc.lowering.ir import Graph, Module, Node, rebuild
+from frtc.lowering.ir import Graph, Module, Node, Type, rebuild
 from frtc.lowering.ops import POINTWISE, pointwise, view
 from frtc.lowering.pointwise import program
 from frtc.lowering.strided import Strided
@@ -35,7 +35,7 @@ def _run(module: Module, implements: Implements) -> Module:
 
 def _fuse(graph: Graph, implements: Implements) -> Graph:
     uses = graph.users()
-    fusible = {n for n in graph.nodes if n.op in POINTWISE and not n.is_const}
+    fusible = {n for n in graph.nodes if n.op in POINTWISE and isinstance(n.type, Type) and not n.is_const}
     small = Counter(a for n in fusible if n.t.size <= FEW for a in n.operands)
     done: dict[Node, Node] = {}
 

@@ -15,6 +15,7 @@ from frtc.passes.fuse_residual_norm import fuse_residual_norm
 from frtc.passes.fuse_rope_linear import fuse_rope_linear
 from frtc.passes.fuse_rope_qkv import fuse_rope_qkv
 from frtc.passes.hoist import hoist
+from frtc.passes.join_pointwise import join_pointwise
 from frtc.passes.layout import layout
 from frtc.passes.limit_rows import limit_rows
 from frtc.passes.merge_linears import merge_linears
@@ -66,5 +67,6 @@ def pipeline(
         fuse_rope_linear(implements),  # after fuse_rope_qkv, which leaves the linear that it absorbs
         quantize(implements, precision, told),  # after all that decides what one launch is; it changes operands only
         fuse_pointwise(implements),  # after all that could absorb a pointwise op
+        join_pointwise(implements),  # after fuse_pointwise: no rule before knows a pointwise op with several results
         name_weights,  # last: constant expressions are complete
     )

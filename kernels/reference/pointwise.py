@@ -137,12 +137,16 @@ def cast(x: Array | float, *, dtype: str) -> Array:
 
 
 def pointwise(
-    *operands: Array, expr: Sequence[Sequence[Any]], results: Sequence[int], shape: Sequence[int]
+    *operands: Array,
+    expr: Sequence[Sequence[Any]],
+    results: Sequence[int],
+    shape: Sequence[int],
+    others: Sequence[str] = (),
 ) -> Array | tuple[Array, ...]:
     """A fused program: steps (op, argument, ...), argument i being operand i or step i - operands.
 
     ("const", value) is a number, ("cast", argument, dtype) rounds to a float type as well. Results are values by
-    number, broadcast to `shape`; a single one comes alone.
+    number, broadcast to `shape`; a single one comes alone. Who calls rounds, also those of element types `others`.
     """
     known: list[Any] = list(operands)
     for op, *arguments in expr:
