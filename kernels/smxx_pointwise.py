@@ -42,6 +42,7 @@ NAMES = {  # where the op's name is taken in C++
     for name in ("abs", "pow", "exp", "log", "tanh", "erf", "sin", "cos", "sqrt", "rsqrt", "floor", "and", "or", "not")
 }
 THREADS = 256
+VALUES = 16  # operands and results of a kernel with several of these: in groups of 8, half of a thread's registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +87,56 @@ def refuse(site: Site, target: Target) -> str:
         return f"no device function for {', '.join(sorted(unknown))}"
     if any(step[0] == "cast" and step[2] not in REGISTER for step in site.attrs["expr"]):
         return "a cast to an element type that kernels do not store"
+    if len(site.results) > 1 and (reason := _apart(site)):
+        return reason
     layout = layout_of(site)
     reach = [sum((n - 1) * abs(s) for n, s in zip(layout.shape, view, strict=True)) for view in layout.steps]
     return "offsets beyond 2^31" if max(reach, default=0) >= 2**31 or math.prod(layout.shape) >= 2**31 else ""
 
 
+def _apart(site: Site) -> str:
+    """Why several results should have kernels of their own. It depends on types and shapes alone, so that a pass that
+    makes such sites gets the answer of codegen, which knows where the results lie."""
+    operands = [Operand.packed(o.dtype, *o.shape) for o in _operands(site)]
+    results = [Operand.packed(o.dtype, *o.shape) for o in site.results]
+    if len(operands) + len(results) > VALUES:
+        return f"{len(results)} results and {len(operands)} operands are more than {VALUES} values in registers"
+    width = _width(operands, results)
+    for result, value in zip(results, site.attrs["results"], strict=True):
+        own = [operands[i] for i in sorted(_read(site, value))]
+        if (alone := _width(own, [result])) > width:
+            return f"groups of {width}, where one of the results alone has groups of {alone}"
+    return ""
+
+
+def _width(operands: Sequence[Operand], results: Sequence[Operand]) -> int:
+    """The widest groups of a kernel over these views."""
+    attrs = {"expr": (), "results": (), "shape": results[0].shape}
+    return _widths(Site("pointwise", tuple(operands), tuple(results), attrs))[0]
+
+
+def _read(site: Site, value: int) -> frozenset[int]:
+    """The operands that a value is computed from."""
+    found = [frozenset({i}) for i in range(len(_operands(site)))]
+    for op, *arguments in site.attrs["expr"]:
+        inputs = () if op == "const" else arguments[:1] if op == "cast" else arguments
+        found.append(frozenset[int]().union(*(found[i] for i in inputs)))
+    return found[value]
+
+
 def configs(site: Site, target: Target) -> list[Config]:
-    """Widest groups first: as many neighbours as divide the last axis and fill 16 bytes of the narrowest view."""
+    """Widest groups first."""
+    return [dict(VEC=vec) for vec in _widths(site)]
+
+
+def _widths(site: Site) -> list[int]:
+    """As many neighbours as divide the last axis and fill 16 bytes of the narrowest view."""
     layout = layout_of(site)
     views = [*_operands(site), *site.results]
     dense = [view for view, steps in zip(views, layout.steps, strict=True) if steps[-1] == 1]
     widest = 16 // min((DTYPES[view.dtype].itemsize for view in dense), default=16)
     # groups over 8 elements make kernels of few threads
-    return [dict(VEC=vec) for vec in (8, 4, 2, 1) if vec <= max(widest, 1) and layout.shape[-1] % vec == 0]
+    return [vec for vec in (8, 4, 2, 1) if vec <= max(widest, 1) and layout.shape[-1] % vec == 0]
 
 
 def cost(site: Site, config: Config, target: Target) -> float:
