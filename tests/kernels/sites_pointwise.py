@@ -41,10 +41,11 @@ def positions(views: int) -> Site:
     return program(operands, [packed("bf16", views, 256, 1152)], (("add", 0, 1),))
 
 
-def angles(chunk: int, op: str) -> Site:
-    """op(position * frequency) of a chunk that starts at a device scalar."""
-    expr = (("add", 0, 1), ("cast", 3, "f32"), ("mul", 4, 2), (op, 5))
-    return program([packed("i32"), packed("i32", chunk, 1), packed("f32", 128)], [packed("f32", chunk, 128)], expr)
+def angles(chunk: int, *ops: str) -> Site:
+    """Each op of position * frequency of a chunk that starts at a device scalar."""
+    expr = (("add", 0, 1), ("cast", 3, "f32"), ("mul", 4, 2), *((op, 5) for op in ops))
+    operands = [packed("i32"), packed("i32", chunk, 1), packed("f32", 128)]
+    return program(operands, [packed("f32", chunk, 128)] * len(ops), expr, range(6, 6 + len(ops)))
 
 
 def euler(chunk: int, velocity: str = "f32") -> Site:
@@ -66,7 +67,7 @@ def real_sites() -> list[Site]:
     """Pi0.5: images to patches, positions, angles of a chunk, Euler steps, values into slices of a KV cache."""
     return [
         *(site(views) for site in (patches, positions) for views in (1, 2, 3)),
-        *(angles(chunk, op) for chunk in (10, 50) for op in ("cos", "sin")),
+        *(angles(chunk, *ops) for chunk in (10, 50) for ops in (("cos",), ("sin",), ("cos", "sin"))),
         *(euler(chunk) for chunk in (10, 50)),
         program([packed("i32")], [packed("i32")], (("const", 512), ("add", 0, 1))),
         copy((50, 32), (32, 1), dtype="f32"),

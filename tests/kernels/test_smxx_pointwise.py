@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from frtc.codegen.nvrtc import Job, compile_one
 from frtc.codegen.render import source_of
 from frtc.kernels import smxx_pointwise
-from frtc.kernels.smxx_pointwise import COMPARE, FLOAT, LOGIC, SAME, configs, describe, refuse, stages, steps_of
+from frtc.kernels.cubin import operations_of
+from frtc.kernels.smxx_pointwise import (
+    COMPARE,
+    FLOAT,
+    KERNELS,
+    LOGIC,
+    SAME,
+    VALUES,
+    configs,
+    describe,
+    refuse,
+    stages,
+    steps_of,
+)
 from frtc.kernels.spec import Operand, Site
 from frtc.lowering.ops import POINTWISE
 from tests.kernels.device import Gpu
-from tests.kernels.harness import TARGET, Case, check, check_fails, chosen, every_config, once, sabotaged, swept
-from tests.kernels.sites_pointwise import awkward_sites, copy, euler, inputs, packed, patches, program, real_sites
+from tests.kernels.harness import TARGET, Case, bits, check, check_fails, chosen, every_config, once, sabotaged, swept
+from tests.kernels.sites_pointwise import (
+    angles,
+    awkward_sites,
+    copy,
+    euler,
+    inputs,
+    packed,
+    patches,
+    program,
+    real_sites,
+)
+
+FORM = 0x1FF  # of an operation of machine code, what is left without the kinds of its operands
+ARITHMETIC = {0x20, 0x21, 0x23, 0x28, 0x29, 0x2B}  # FMUL, FADD, FFMA, DMUL, DADD, DFMA
 
 EULER = """\
 // y0 = add(x0, mul(x1, -0.5))
@@ -97,10 +126,44 @@ def test_description() -> None:
         (program([packed("f32", 4)], [packed("f32", 4)], (("cast", 0, "f64"),)),
          "a cast to an element type that kernels do not store"),
         (program([Operand("f32", (3, 4), (2**30, 1))], [packed("f32", 3, 4)]), "offsets beyond 2^31"),
+        (program([packed("f32", 8, 3), packed("f32", 3)], [packed("f32", 8, 3)] * 2, (("mul", 0, 1), ("sin", 0)), (2, 3)),
+         "groups of 1, where one of the results alone has groups of 4"),
+        (program([packed("bf16", 40)], [packed("bf16", 40)] * VALUES, (), (0,) * VALUES),
+         f"{VALUES} results and 1 operands are more than {VALUES} values in registers"),
     ],
 )  # fmt: skip
 def test_refusals(site: Site, reason: str) -> None:
     assert refuse(site, TARGET) == reason
+
+
+def many(results: int) -> Site:
+    """Each result reads every operand, all of them VALUES values."""
+    operands = [packed("bf16", 40, 64)] * (VALUES - results)
+    sums = [("add", i, i + 1) for i in range(len(operands) - 1)]
+    steps = [("mul", i % len(operands), len(operands) + len(sums) - 1) for i in range(results)]
+    values = range(VALUES - results + len(sums), VALUES + len(sums))
+    return program(operands, [packed("bf16", 40, 64)] * results, (*sums, *steps), values)
+
+
+def test_several_results_stay_in_registers() -> None:
+    for site in (many(2), many(VALUES // 2), many(VALUES - 2)):
+        assert refuse(site, TARGET) == "" and configs(site, TARGET)[0] == {"VEC": 8}
+        (stage,) = stages(site, {"VEC": 8}, TARGET)
+        assert compile_one(Job.of(stage, TARGET)).resources.local == 0
+
+
+@pytest.mark.parametrize("vec", [1, 4])
+def test_results_beside_each_other_cost_the_arithmetic_of_one(vec: int) -> None:
+    """Cosine and sine of the same angle differ in the quadrant alone: the floating-point instructions are the same."""
+    together, *alone = (floats(angles(50, *ops), vec) for ops in (("cos", "sin"), ("cos",), ("sin",)))
+    assert together.total() > 10 * vec and alone == [together, together]
+
+
+def floats(site: Site, vec: int) -> Counter[int]:
+    """How often the kernel has each instruction of ARITHMETIC."""
+    (stage,) = stages(site, {"VEC": vec}, TARGET)
+    cubin = compile_one(Job.of(stage, TARGET))
+    return Counter(op for op in operations_of(cubin.image, cubin.symbol) if op & FORM in ARITHMETIC)
 
 
 CHOSEN = [chosen(site, inputs=inputs) for site in (*real_sites(), *awkward_sites())]
@@ -116,6 +179,18 @@ OTHERS = [
 @pytest.mark.parametrize("case", swept([*CHOSEN, *OTHERS], [*CHOSEN, *once(OTHERS)]), ids=str)
 def test_pointwise(gpu: Gpu, case: Case) -> None:
     check(gpu, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chunk", [10, 50])
+def test_results_beside_each_other_are_those_of_each_alone(gpu: Gpu, chunk: int) -> None:
+    """To the bit, whatever the groups."""
+    for config in configs(angles(chunk, "cos"), TARGET):
+        together, *alone = (
+            bits(gpu, Case(angles(chunk, *ops), KERNELS[0], config, inputs))
+            for ops in (("cos", "sin"), ("cos",), ("sin",))
+        )
+        assert together == {b"".join(one for found in alone for one in found)} and alone[0] != alone[1]
 
 
 @pytest.mark.gpu

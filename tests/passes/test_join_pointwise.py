@@ -114,10 +114,8 @@ STAYS = {
         }""",
     "the same elements in another shape": """
         graph g(x: f32[]) {
-          @v : f32[4,2]
-          @w : f32[2,4]
-          %0 = mul(%x, @v) : f32[4,2]
-          %1 = mul(%x, @w) : f32[2,4]
+          %0 = pointwise(%x, expr=[[sin, 0]], results=[1], shape=[4,2]) : f32[4,2]
+          %1 = pointwise(%x, expr=[[cos, 0]], results=[1], shape=[2,4]) : f32[2,4]
           return a=%0, b=%1
         }""",
     "neither reads all that the other reads": """
@@ -149,12 +147,13 @@ STAYS = {
           %2 = mul(%x, %0) : f32[8]
           return x=%1, b=%2
         }""",
-    "a state may be written between them": """
-        graph g(x: f32[8]; s: f32[8]) {
+    "a state is written between them": """
+        graph g(; s: f32[8]) {
+          @w : f32[8]
           %0 = read(%s) : f32[8]
           %1 = sin(%0) : f32[8]
           %2 = const(value=0) : i32[]
-          %3 = write(%s, %x, %2, axis=-1) : f32[8]
+          %3 = write(%s, @w, %2, axis=-1) : f32[8]
           %4 = read(%3) : f32[8]
           %5 = mul(%0, %4) : f32[8]
           return a=%1, b=%5

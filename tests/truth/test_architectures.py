@@ -115,7 +115,7 @@ def expected_launches(config: PiConfig) -> dict[str, Counter[str]]:
     if not config.state_width:
         stages = {"vision": vision, "prefix": _keys(p) | {"embedding": 1, "pointwise": 1}, "denoise": denoise}
         return {name: Counter(ops) for name, ops in stages.items()}
-    once = _keys(e - 1) + Counter({"linear": 1, "pointwise": 5})  # two rotations by the prompt's length
+    once = _keys(e - 1) + Counter({"linear": 1, "pointwise": 3})  # two rotations by the prompt's length
     stages = {"vision": vision, "prefix": _keys(p) | {"embedding": 1, "pointwise": 1}, "denoise.once": once}
     return {name: Counter(ops) for name, ops in (stages | {"denoise": denoise | {"linear": 3 * e + 3}}).items()}
 
