@@ -1,6 +1,7 @@
 """Fused pointwise programs: pointwise nodes, single or fused already, become one `pointwise` node.
 
-A program that a node draws in has one result; one for several nodes has a result for each of them. Literals among the operands become numbers of the program; equal steps are computed once.
+A program that a node draws in has one result; one for several nodes has a result for each of them. Literals among the
+operands become numbers of the program; equal steps are computed once.
 """
 
 from __future__ import annotations

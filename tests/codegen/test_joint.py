@@ -1,4 +1,4 @@
-"""Pointwise ops with several results: each lies where its value is wanted, and the Plan computes what the module says."""
+"""Pointwise ops with several results: each lies where its value is wanted; the Plan computes what the module says."""
 
 from __future__ import annotations
 

@@ -46,8 +46,11 @@ EXAMPLES: dict[str, Callable[[], Node]] = {
     "or": lambda: ops.or_(B, C),
     "not": lambda: ops.not_(B),
     "where": lambda: ops.where(B, X, -1.5, dtype="bf16"),
-    "pointwise": lambda: ops.pointwise(
-        X, V, expr=(("mul", 0, 1), ("const", -0.5), ("add", 2, 3), ("cast", 4, "bf16")), results=(5,), shape=(2, 6, 8)
+    "pointwise": lambda: item(
+        ops.pointwise(
+            X, V, expr=(("mul", 0, 1), ("const", -0.5), ("add", 2, 3), ("cast", 4, "bf16")), results=(2, 5),
+            shape=(2, 6, 8), others=("f16",), dtype="f32",
+        ), 1
     ),
     "cast": lambda: ops.cast(X, dtype="i8"),
     "argmax": lambda: ops.argmax(X, axis=-2, dtype="i32"),
