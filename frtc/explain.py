@@ -30,7 +30,7 @@ LEAVES = ("input", "state", "const", "weight", "tensor", "item")
 MOVES = SHAPE | {"concat"}  # at most an address in the end
 ABSORBING = frozenset({  # passes that fuse without being lists of rules
     "attention_sites", "fold_norms", "merge_linears", "fuse_residual_norm", "defer_norms", "fuse_linear_norm",
-    "fuse_rope_qkv", "fuse_pointwise",
+    "fuse_rope_qkv", "fuse_pointwise", "join_pointwise",
 })  # fmt: skip
 REACH = 10
 LAUNCH, FUSED, FREE, CONSTANT, UNNEEDED = "launch", "fused", "no launch", "constant", "unneeded"

@@ -183,7 +183,7 @@ def _refused_value(var: Var, node: Node | None, bound: Mapping[str, Any]) -> str
 
 def _pointwise(asked: Asked, node: Node) -> Iterator[Miss]:
     """A pointwise op that another one could have drawn in."""
-    if node.op not in POINTWISE or isinstance(node.type, tuple):  # one of several results draws nothing in
+    if node.op not in POINTWISE:
         return
     for a in dict.fromkeys(node.operands):
         if a.op not in POINTWISE or a.is_const:

@@ -18,7 +18,7 @@ from frtc.lowering.ir import Graph, Module, Node, Type, item, rebuild
 from frtc.lowering.ops import POINTWISE
 from frtc.lowering.pointwise import joint, program
 from frtc.passes.fuse_pointwise import MAX_STEPS
-from frtc.passes.rewrite import Implements, Pass, count
+from frtc.passes.rewrite import Implements, Pass, record
 
 FREE = frozenset({"view", "item"})  # no launch
 EXACT = frozenset({"const", "cast"})  # steps that no product is left in
@@ -39,7 +39,8 @@ def _settled(graph: Graph, implements: Implements) -> Graph:
         fused = joint(group)
         results = {node: item(fused, i) for i, node in enumerate(group)}
         graph = rebuild(graph, lambda old, new, results=results: results.get(old, new))  # type: ignore[misc]
-        count("join_pointwise")
+        for node in group[1:]:  # one launch less for each
+            record("join_pointwise", node, fused)
     return graph
 
 

@@ -137,6 +137,21 @@ def test_near_miss(name: str, tmp_path: Path) -> None:
     assert any(m.startswith(reason) for m in missed), missed
 
 
+def test_what_shares_a_launch_is_told_which(tmp_path: Path) -> None:
+    """A reader that follows has a launch of its own, which is not the one that the pair shares."""
+    text = """
+        graph g(x: f32[800,64]) {
+          @w : f32[64,64]
+          %0 = cos(%x) : f32[800,64]
+          %1 = sin(%x) : f32[800,64]
+          %2 = linear(%1, @w) : f32[800,64]
+          return a=%0, b=%2
+        }"""
+    cosine, sine, _ = explained(tmp_path, text).nodes
+    assert (cosine.outcome, sine.outcome, sine.rules) == ("launch", "fused", ("join_pointwise",))
+    assert cosine.call == sine.call == "g/0"
+
+
 def test_a_kernel_that_refuses_is_quoted(tmp_path: Path) -> None:
     """What no kernel can run is not fused, and the kernels' own reasons say why."""
     from frtc.lowering.ir import Type, input_, weight

@@ -43,7 +43,7 @@ def test_operands_of_one_among_those_of_another() -> None:
     """Of three element types; a literal, a constant and a view keep nothing waiting. The largest comes last here."""
     expect_pass(
         join_pointwise(KERNELS),
-        fires={"join_pointwise": 1},
+        fires={"join_pointwise": 2},
         before="""
         graph g(x: f32[8,8]) {
           @w : f32[8]
