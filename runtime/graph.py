@@ -83,12 +83,12 @@ class Graph:
         self.executable: Any = None
         try:
             ends = self._add_copy(copies[0], [], back=False) if copies else []
-            ends = self._record(self._add_lead(lead, ends), events[:1])
+            ends = start = self._record(self._add_lead(lead, ends), events[:1])
             first = len(beside.stages) if beside else 0
             if beside:
-                ends = self._add_overlap(beside, [stage for stage, _ in steps[:first]], ends)
+                ends = self._add_overlap(beside, [stage for stage, _ in steps[:first]], start) or start
             for i, (stage, round) in enumerate(steps[first:], first):
-                full = bool(events) or (i == 0 and bool(ends))
+                full = bool(events) or ends is start  # still: stages may have no calls
                 ends = self._add_calls(stage.calls, [0] * len(stage.calls), round, ends, full) or ends
                 ends = self._record(ends, events[i + 1 : i + 2])
             if copies:

@@ -10,7 +10,8 @@ import pytest
 from frtc.errors import FrtcError
 from frtc.kernels.cubin import parameters_of
 from frtc.runtime.driver import Driver
-from frtc.runtime.plan import Overlap, Program
+from frtc.runtime.graph import Graph
+from frtc.runtime.plan import Overlap, Program, Stage
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.session import Session
 from tests.runtime import early_plan, small_plan
@@ -110,6 +111,18 @@ def test_edges_between_stages_that_overlap_are_full(path: Path) -> None:
     every, early = edges(session)
     assert every == sorted([*EDGES, (3, 5)])
     assert sorted(set(every) - set(early)) == [(3, 4), (3, 5)]
+
+
+@pytest.mark.parametrize("overlap", [None, Overlap(("none", "nothing"), ())])
+def test_stages_without_calls_leave_the_edges_from_copies(path: Path, overlap: Overlap | None) -> None:
+    """What comes behind them waits for the copies, and by full edges: a copy releases nobody early."""
+    session = session_of(path, early_program(*small_plan.KERNELS))
+    steps = [(Stage("none", ()), 0), (Stage("nothing", ()), 0), (session.program.stage("in"), 0)]
+    copies = session._copies()
+    session.graphs["made"] = Graph(
+        session.driver, session.functions, session.addresses, steps, copies=copies, overlap=overlap
+    )
+    assert edges(session, "made") == ([(0, 1), (0, 3), (1, 2), (2, 4), (3, 4), (4, 5)], [(1, 2), (2, 4), (3, 4)])
 
 
 def test_timed_stages_do_not_overlap(path: Path) -> None:
