@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from frtc.kernels.dtypes import DTYPES
 from frtc.runtime.plan import ARENA, STATE, WEIGHTS, Call, Ref
 
+MEETING = "\0meeting"  # a space of one byte, beside those of the Plan
 Span = tuple[str, int, int]  # space (a slot's name after it), first byte, byte behind the last
 
 
@@ -18,8 +19,8 @@ def extent(ref: Ref, rounds: int) -> Span:
 
 
 def race_in(calls: Sequence[Call], rounds: Sequence[int]) -> str:
-    """ "" where calls that touch the same bytes, one of them writing, are ordered by a path of `after`; else which two
-    are not. rounds: of the repeat around each of them.
+    """ "" where a path of `after` orders calls that touch the same bytes, one of them writing, and those whose blocks
+    wait for each other; else which two are not in order. rounds: of the repeat around each of them.
 
     The bytes are cut into segments at every first and last byte. It is enough that each call comes after the last
     writer of its segments, and a writer after the readers since: everything earlier is ordered before those.
@@ -37,11 +38,16 @@ def race_in(calls: Sequence[Call], rounds: Sequence[int]) -> str:
         wants = segments.touch(reads[i], i, writes=False) | segments.touch(writes[i], i, writes=True)
         if loose := wants & ~known & ~(1 << i):
             other = loose.bit_length() - 1
-            return f"calls {other} ({calls[other].op}) and {i} ({call.op}) may run at once but share bytes"
+            why = "share bytes, or their blocks wait for each other"
+            return f"calls {other} ({calls[other].op}) and {i} ({call.op}) may run at once but {why}"
     return ""
 
 
 def _workspace(call: Call) -> Iterator[Span]:
+    """And what calls of launches whose blocks wait for each other write in turn: at once, each could hold blocks of the
+    device that the other waits for."""
+    if any(launch.meets for launch in call.launches):
+        yield MEETING, 0, 1
     for space, (start, nbytes) in ((ARENA, call.scratch), (STATE, call.counters)):
         if nbytes:
             yield space, start, start + nbytes

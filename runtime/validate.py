@@ -280,6 +280,8 @@ def _check_after(where: str, i: int, after: Sequence[int]) -> None:
 def _check_overlap(program: Program, overlap: Overlap, rounds: Mapping[str, int]) -> None:
     """They are the stages that run first, and what they wait for is enough."""
     names = overlap.stages
+    if len(names) < 2:
+        raise bad("overlap", f"of {len(names)} stages")
     if names != tuple(name for name, _ in unrolled(program.schedule)[: len(names)]) or len(set(names)) < len(names):
         raise bad("overlap", f"{', '.join(names)} are not the stages that run first, each once")
     calls = [call for name in names for call in program.stage(name).calls]
