@@ -39,7 +39,7 @@ class PolicySteps:
     """Buffers are allocated here (for images at the first picture of each size), not per inference. Not thread-safe."""
 
     def __init__(self, policy: Policy, tokenizer: bytes | None = None, seed: int = 0) -> None:
-        self.policy, self.seed, self.draw = policy, seed, 0
+        self.policy, self.seed, self.draw = policy, _number("seed", seed), 0
         self.inputs = {name: np.zeros(shape, NUMPY[dtype]) for name, (dtype, shape) in policy.device_inputs().items()}
         self.draws: dict[tuple[int, int], Array] = {}
         images, tokens, scale = policy.find(Images), policy.find(Tokens), policy.find(Unnormalise)
@@ -116,7 +116,7 @@ class PolicySteps:
         if self.noise is None:
             return None
         if given is None:
-            number = self.draw if draw is None else draw
+            number = self.draw if draw is None else _number("draw", draw)
             self.draw = number + 1
             inputs["noise"][...] = self._drawn(number)
             return number
@@ -159,6 +159,13 @@ class PolicySteps:
         elif missing:
             code, hint = f"input.{missing[0]}_missing", ""
         raise FrtcError(code, what, rows, hint)
+
+
+def _number(what: str, given: object) -> int:
+    """What a Philox key or counter has 64 bits for."""
+    if isinstance(given, (int, np.integer)) and 0 <= given < 1 << 64:
+        return int(given)
+    raise FrtcError("input.noise", f"the {what} of the noise is {given!r}, not a whole number from 0 to 2**64 - 1")
 
 
 def _require_finite(actions: Array, what: str) -> None:

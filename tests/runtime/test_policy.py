@@ -191,6 +191,21 @@ def test_inputs_are_made_where_they_are_wanted() -> None:
     assert not any(array.any() for array in steps.inputs.values())
 
 
+@pytest.mark.parametrize("bad", [1.5, "7", -1, 1 << 64, np.float32(2)])
+def test_draws_and_seeds_are_whole_numbers(bad: Any) -> None:
+    """Refused, and the next draw is the one that it would have been."""
+    steps, plain = PolicySteps(POLICY, TOKENIZER, seed=5), PolicySteps(POLICY, TOKENIZER, seed=np.int64(5))  # type: ignore[arg-type]
+    for draw in (None, np.uint64(3)):
+        assert steps.prepare(OBSERVATION, draw).draw == plain.prepare(OBSERVATION, draw).draw  # type: ignore[arg-type]
+        with pytest.raises(FrtcError, match=r"the draw of the noise is .*, not a whole number") as caught:
+            steps.prepare(OBSERVATION, bad)
+        assert caught.value.code == "input.noise"
+    again, wanted = steps.prepare(OBSERVATION), plain.prepare(OBSERVATION)
+    assert again.draw == wanted.draw == 4 and np.array_equal(again.inputs["noise"], wanted.inputs["noise"])
+    with pytest.raises(FrtcError, match="the seed of the noise is"):
+        PolicySteps(POLICY, TOKENIZER, seed=bad)
+
+
 def test_noise_drawn_ahead_is_the_same() -> None:
     """While the device works; whichever draw comes then, and whatever was done to the buffers."""
     ahead, plain = PolicySteps(POLICY, TOKENIZER, seed=5), PolicySteps(POLICY, TOKENIZER, seed=5)
