@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from frtc.errors import EnvironmentFault, FrtcError
+from frtc.errors import EnvironmentFault, FrtcError, UsageError
 from frtc.kernels.targets import load_targets
 from frtc.runtime import tensor_map
 from frtc.runtime.plan import BuiltFor, Launch, TensorMap
@@ -60,7 +60,7 @@ class Driver:
         self.handle = self.call("cuDeviceGet", ordinal)
         self.device = self._facts()
         self.context = self.call("cuDevicePrimaryCtxRetain", self.handle)
-        self._inside = _Inside(self)
+        self._inside: AbstractContextManager[None] = _Inside(self)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """The value in the answer of a driver function; its status is checked."""
@@ -85,6 +85,8 @@ class Driver:
         return self._inside
 
     def release(self) -> None:
+        """`current` refuses from now on: addresses that were ours may be another session's."""
+        self._inside = _Closed()
         self.call("cuDevicePrimaryCtxRelease", self.handle)
 
     def require(self, target: BuiltFor, path: Path) -> None:
@@ -266,6 +268,16 @@ class _Inside(AbstractContextManager[None]):
 
     def __exit__(self, *fault: object) -> None:
         self.pop()
+
+
+class _Closed(AbstractContextManager[None]):
+    """`Driver.current` of a driver that was released."""
+
+    def __enter__(self) -> None:
+        raise UsageError("session.closed", "the session is closed")
+
+    def __exit__(self, *fault: object) -> None:
+        pass
 
 
 def host_bytes(address: int, nbytes: int) -> np.ndarray[Any, Any]:

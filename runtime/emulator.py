@@ -54,6 +54,7 @@ class Emulator(Executor):
             self._evaluate(call, round)
 
     def reset(self) -> None:
+        self._require_open()
         self.memory[STATE].fill(0)
 
     def close(self) -> None:
@@ -62,6 +63,7 @@ class Emulator(Executor):
 
     def view(self, ref: Ref, round: int = 0) -> Array:
         """The value that `ref` describes, in place."""
+        self._require_open()
         dtype = DTYPES[ref.dtype].numpy
         strides = [stride * dtype.itemsize for stride in ref.strides]
         return np.ndarray(ref.shape, dtype, self.memory[ref.space + ref.slot], ref.offset + round * ref.step, strides)

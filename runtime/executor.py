@@ -56,6 +56,7 @@ class Executor(ABC):
 
     def get(self, name: str) -> Array:
         """A copy of an output of the last run."""
+        self._require_open()
         if self.refused:
             raise self.refused
         return self._host(_find(self.outputs, name, "output")).copy()
@@ -68,6 +69,7 @@ class Executor(ABC):
 
     def run(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         """One inference. meanwhile: done by the host while the device works."""
+        self._require_open()
         self.refused = None
         self._run(meanwhile)
         if self.check_finite and not self.refused:
@@ -81,6 +83,7 @@ class Executor(ABC):
 
     def outputs_here(self) -> dict[str, Array]:
         """The outputs on the host, in place; without those that are bound."""
+        self._require_open()
         return {name: self._host(slot) for name, slot in self.outputs.items() if name not in self.bound}
 
     @abstractmethod
@@ -119,6 +122,7 @@ class Executor(ABC):
 
     def _place_for(self, name: str, values: Array) -> Array:
         """Where an input like `values` lies on the host."""
+        self._require_open()
         slot = _find(self.inputs, name, "input")
         if not isinstance(values, np.ndarray) or (values.dtype, values.shape) != (DTYPES[slot.dtype].numpy, slot.shape):
             about = f"{values.dtype}{list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
@@ -126,7 +130,12 @@ class Executor(ABC):
             raise UsageError("input.type", what)
         return self._host(slot)
 
+    def _require_open(self) -> None:
+        if self.closed:
+            raise UsageError("session.closed", "the session is closed")
+
     def _check_stage(self, name: str, round: int) -> None:
+        self._require_open()
         rounds = _find(self.rounds, name, "stage")
         if not 0 <= round < rounds:
             raise UsageError("stage.round", f"stage {name} has {rounds} rounds, there is no round {round}")

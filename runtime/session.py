@@ -250,10 +250,12 @@ class Session(Executor):
 
     def _round_trip(self, begin: Callable[[], None], meanwhile: Callable[[], object]) -> None:
         with self.turn:
-            begin()
-            self.launched_ns = time.perf_counter_ns()
-            meanwhile()
-            self.driver.call("cuStreamSynchronize", self.stream)
+            try:
+                begin()
+                self.launched_ns = time.perf_counter_ns()
+                meanwhile()
+            finally:  # also of what was interrupted: the device may still read what the next inputs overwrite
+                self.driver.call("cuStreamSynchronize", self.stream)
 
     def _from_frames(self) -> Callable[[], None]:
         """One launch, once the graph is built: it copies in and out by itself."""
@@ -376,8 +378,6 @@ class Session(Executor):
     def _graph(self, name: str) -> Graph:
         """Of the whole inference or of one stage; built when first asked for."""
         if name not in self.graphs:
-            if self.closed:
-                raise UsageError("session.closed", "the session is closed")
             whole = name in (WHOLE, FROM_FRAMES, TIMED)
             steps = unrolled(self.program.schedule) if whole else [] if name == FRAMES else [(name, 0)]
             named = [(self.program.stage(stage), round) for stage, round in steps]

@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from frtc.kernels.cubin import parameters_of
 from frtc.runtime import driver as driver_module
 from frtc.runtime import upload
 from frtc.runtime.driver import Driver, DriverFault
+from frtc.runtime.emulator import Emulator
 from frtc.runtime.plan import Call, Program
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.session import TURNS, Session
@@ -331,6 +333,37 @@ def test_two_plans_and_close(plan: Plan, api: NullApi) -> None:
         assert makes == api.calls[f"cu{make}{end}" if make == "Graph" else f"cu{end}"] > 0
     with pytest.raises(UsageError, match="the session is closed"):
         second.run()
+
+
+@pytest.mark.parametrize("kind", ["session", "emulator"])
+def test_a_closed_one_touches_nothing(plan: Plan, api: NullApi, kind: str) -> None:
+    """Its memory may be another session's by now."""
+    made = Session(plan, driver=Driver(api=api)) if kind == "session" else Emulator(plan)
+    x, y = small_plan.inputs()["x"], plan.program.stages[1].calls[1].results[0]
+    made.run()
+    made.close()
+    asked = api.calls.copy()
+    uses: list[Callable[[], object]] = [
+        made.run, made.reset, made.outputs_here, lambda: made.set("x", x), lambda: made.get("y"), lambda: made.peek(y),
+        lambda: made.inputs_here({"x": x}), lambda: made.run_stage("in"), lambda: made.time(1),
+    ]  # fmt: skip
+    if isinstance(made, Session):
+        uses += [made.warm, made.replay, made.synchronize, made.memory]
+    for use in uses:
+        with pytest.raises(UsageError, match="the session is closed"):
+            use()
+    assert api.calls == asked
+
+
+def test_an_interrupted_run_waits_for_the_device(session: Session, api: NullApi) -> None:
+    """It may still read inputs where the next ones are written."""
+
+    def meanwhile() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.run(meanwhile)
+    assert [call[0] for call in api.log if not call[0].startswith("cuCtx")][-1] == "cuStreamSynchronize"
 
 
 FAULTS = ["cuMemAlloc", "cuMemHostAlloc", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute"]
