@@ -78,7 +78,8 @@ class Executor(ABC):
             raise self.refused
 
     def inputs_here(self, like: Mapping[str, Array]) -> dict[str, Array]:
-        """Inputs of the names, types and shapes of `like` on the host, in place: what is written there is given."""
+        """Inputs of the names, types and shapes of `like` on the host, in place: what is written there is given.
+        Not so `images` behind camera frames, which count until `set` gives `images` again."""
         return {name: self._place_for(name, array) for name, array in like.items()}
 
     def outputs_here(self) -> dict[str, Array]:

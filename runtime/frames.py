@@ -94,7 +94,12 @@ class Frames:
     def take(self, observation: Mapping[str, Any]) -> None:
         """Check the frames and keep them for the next inference; where one is refused it has none."""
         self.drop()
-        self.given = [camera.look(observation[camera.role]) for camera in self.cameras]
+        try:
+            self.given = [camera.look(observation[camera.role]) for camera in self.cameras]
+        except KeyError:
+            if missing := [camera.role for camera in self.cameras if camera.role not in observation]:
+                raise FrtcError("input.camera_missing", f"the frames lack {', '.join(missing)}") from None
+            raise
 
     def drop(self) -> None:
         self.given = []

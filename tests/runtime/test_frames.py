@@ -366,6 +366,17 @@ def test_a_stage_alone_sees_the_frames_that_were_taken(base: Path) -> None:
             assert np.array_equal(session.get("seen"), wanted)
 
 
+def test_a_session_says_which_frames_it_lacks(tmp_path: Path) -> None:
+    """And has none then."""
+    policy, _ = opened(write(tmp_path / "two.plan", images([Camera("base", "x"), Camera("wrist", "y")])))
+    with policy:
+        policy.executor.take({"base": WHOLE, "wrist": WHOLE})
+        with pytest.raises(FrtcError, match="the frames lack wrist") as caught:
+            policy.executor.take({"base": WHOLE})
+        assert caught.value.code == "input.camera_missing"
+        assert policy.executor.frames and not policy.executor.frames.given
+
+
 @pytest.mark.parametrize("run", ["run", "see"])
 def test_a_run_that_fails_leaves_the_frames_to_the_next(run: str, base: Path) -> None:
     policy, api = opened(base)
