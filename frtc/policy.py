@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from frtc.errors import UsageError
+from frtc.errors import FrtcError, UsageError
 from frtc.runtime.executor import Executor
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.policy import Policy as PolicySpec
@@ -58,6 +58,9 @@ class Policy:
         self.steps = PolicySteps(spec, None if tokenizer is None else bytes(tokenizer), seed)
         self.output = next(iter(executor.outputs))
         self.inputs = executor.inputs_here(self.steps.inputs)  # written where the device reads them
+        if unmade := executor.inputs.keys() - self.inputs.keys():
+            what = f"no step of the Plan's policy makes the input {', '.join(sorted(unmade))}"
+            raise FrtcError("plan.invalid", what, hint="give it by frtc.Session, or compile the Plan again")
 
     @classmethod
     def load(
@@ -163,9 +166,9 @@ def ordinal_of(device: str | int) -> int | None:
     """The GPU's number; None for the CPU."""
     if isinstance(device, int):
         return device
-    kind, _, number = device.partition(":")
     if device == "cpu":
         return None
+    kind, _, number = str(device).partition(":")
     if kind != "cuda" or not (number.isdigit() or device == "cuda"):
         raise UsageError("option.device", f"there is no device {device!r}", [("choices", "cuda, cuda:N, cpu")])
     return int(number or 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,6 +191,13 @@ def test_a_state_that_is_no_array(demo: Demo, tmp_path: Path, capsys: Capture) -
         said = call(capsys, "run", demo.plan, "--device", "cpu", "--state", path)
         assert (said.code, said.error) == (4, "input.file"), f"{path}: {said.err}"
         assert "allow_pickle" not in said.err
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:-1", "", None, 1.0])
+def test_devices_that_are_none(demo: Demo, device: Any) -> None:
+    with pytest.raises(FrtcError) as caught:
+        frtc.load(demo.plan, device=device)
+    assert (caught.value.code, repr(device) in caught.value.what) == ("option.device", True)
 
 
 def test_misuse_of_a_policy(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -472,9 +472,10 @@ def test_a_policy_whose_inputs_are_not_the_programs(base: Path) -> None:
     for steps, what in (
         (Spec((images([Camera("base", "x")], 16),), ()), r"input images is uint8\[1, 16, 16, 3\]"),
         (Spec((images([Camera("base", "x")]), Noise(5, 8)), ()), "no input 'noise'"),
+        (Spec((), ()), "no step of the Plan's policy makes the input images"),
     ):
         mixed = replace(plan, program=replace(plan.program, policy=steps.to_json()))
-        with pytest.raises(UsageError, match=what):
+        with pytest.raises(FrtcError, match=what):
             Policy(mixed, Emulator(mixed))
 
 
