@@ -37,9 +37,9 @@ def show(result: Result, as_json: bool) -> int:
         error = {"error": error_data(result.failure)} if result.failure else {}
         print(json.dumps(_finite({**result.data, **error}), indent=1, allow_nan=False))
     else:
-        print(result.text)
+        print(plain(result.text))
         if result.failure:
-            print(error_text(result.failure), file=sys.stderr)
+            print(plain(error_text(result.failure)), file=sys.stderr)
     return result.exit_code
 
 
@@ -57,8 +57,16 @@ def show_error(error: FrtcError, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"error": error_data(error)}, indent=1))
     else:
-        print(error_text(error), file=sys.stderr)
+        print(plain(error_text(error)), file=sys.stderr)
     return error.exit_code
+
+
+def plain(text: str) -> str:
+    """Names from files may hold what a terminal obeys: lines of what it shows, all else as Python writes it."""
+    return "\n".join(
+        line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+        for line in text.split("\n")
+    )
 
 
 def error_text(error: FrtcError) -> str:

@@ -15,7 +15,8 @@ import pytest
 
 import frtc
 from frtc import cli
-from frtc.console import Progress, size
+from frtc.console import Progress, Result, show, show_error, size
+from frtc.errors import FrtcError
 from frtc.models.synthetic import write_checkpoint
 from frtc.runtime.plan_file import open_plan
 from frtc.runtime.timing import Timing
@@ -240,6 +241,16 @@ def test_loading_says_what_is_assumed(demo: Demo, caplog: pytest.LogCaptureFixtu
     frtc.load(demo.plan, device="cpu").close()
     said = [record.message for record in caplog.records]
     assert len(said) == 4 and all("assumed:" in line and "confirm with --" in line for line in said)
+
+
+def test_a_terminal_obeys_no_file(capsys: Capture) -> None:
+    """Names in checkpoints and Plans are anybody's."""
+    failure = FrtcError("weights.extra", "1 tensor too many", [("extra", "a\r\x9b31m")])
+    show(Result("two\nlines, é: \x1b[2J\u202ex\udc80", failure=failure), as_json=False)
+    out, err = capsys.readouterr()
+    assert out == "two\nlines, é: \\x1b[2J\\u202ex\\udc80\n" and r"extra  a\r\x9b31m" in err
+    assert show_error(failure, as_json=False) == failure.exit_code
+    assert capsys.readouterr().err == err
 
 
 def test_progress_is_for_terminals_only() -> None:
