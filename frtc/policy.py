@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class Policy:
     """A Plan on a device. Not thread-safe: one inference at a time. States are zero at first; `reset` zeroes them."""
 
     def __init__(self, plan: Plan, executor: Executor, seed: int = 0) -> None:
-        self.plan, self.executor = plan, executor
+        self.plan, self.executor, self.busy = plan, executor, Lock()
         spec = PolicySpec.from_json(plan.program.policy)
         tokenizer = plan.files().get(TOKENIZER)
         self.steps = PolicySteps(spec, None if tokenizer is None else bytes(tokenizer), seed)
@@ -101,6 +102,15 @@ class Policy:
 
     def infer(self, observation: Mapping[str, Any], draw: int | None = None) -> Inference:
         """Actions for an observation: cameras by role, "state", "prompt", and "noise" if the caller draws it."""
+        if not self.busy.acquire(blocking=False):
+            what = "the policy is in the middle of another inference, whose inputs this one would overwrite"
+            raise UsageError("session.busy", what, hint="call infer from one thread, or take turns by a lock")
+        try:
+            return self._infer(observation, draw)
+        finally:
+            self.busy.release()
+
+    def _infer(self, observation: Mapping[str, Any], draw: int | None) -> Inference:
         self._require_open()
         executor, frames = self.executor, self.executor.frames
         marks = [time.perf_counter_ns()]

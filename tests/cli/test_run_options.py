@@ -200,6 +200,27 @@ def test_devices_that_are_none(demo: Demo, device: Any) -> None:
     assert (caught.value.code, repr(device) in caught.value.what) == ("option.device", True)
 
 
+def test_an_inference_in_the_middle_of_another(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before it touches the inputs; the one under way, and the next one, are as they would be."""
+    with frtc.load(demo.plan, device="cpu") as policy:
+        seen = observation.seeded(policy.steps)
+        other = {**seen, "state": np.zeros_like(seen["state"]), "prompt": "another"}
+        wanted, draw_ahead = policy.infer(seen, draw=0).actions, policy.steps.draw_ahead
+
+        def another() -> None:
+            draw_ahead()
+            with pytest.raises(FrtcError) as caught:
+                policy.infer(other)
+            assert caught.value.code == "session.busy"
+
+        monkeypatch.setattr(policy.steps, "draw_ahead", another)
+        assert np.array_equal(policy.infer(seen, draw=0).actions, wanted)
+        monkeypatch.setattr(policy.steps, "draw_ahead", draw_ahead)
+        with pytest.raises(FrtcError, match="not a mapping"):
+            policy.infer(3)  # type: ignore[arg-type]
+        assert np.array_equal(policy.infer(seen, draw=0).actions, wanted)
+
+
 def test_misuse_of_a_policy(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
     with frtc.load(demo.plan, device="cpu") as policy:
         monkeypatch.setattr(policy.executor, "run", refuse)
