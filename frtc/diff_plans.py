@@ -54,15 +54,16 @@ class StageDiff:
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """whole: launches of one inference; kernels: different ones."""
+    """whole: launches of one inference; kernels: different ones; overlap: stages whose calls wait for calls, if any."""
 
     whole: Changed
     kernels: Changed
+    overlap: Changed
     stages: tuple[StageDiff, ...]
 
     @property
     def differ(self) -> bool:
-        counts = (self.whole, self.kernels)
+        counts = (self.whole, self.kernels, self.overlap)
         return any(c.a != c.b for c in counts) or any(s.differs for s in self.stages)
 
     def data(self) -> dict[str, Any]:
@@ -77,6 +78,7 @@ def compare_launches(a: Plan, b: Plan) -> Launches:
     return Launches(
         Changed("one inference", *whole),
         Changed("kernels", len(a.program.kernels), len(b.program.kernels)),
+        Changed("stages that overlap", *(len(p.program.overlap.stages) if p.program.overlap else 0 for p in (a, b))),
         stages,
     )
 

@@ -7,13 +7,13 @@ it are updated in place. Copies of inputs and outputs may be nodes too, the firs
 where it is.
 
 Edges from kernels to an early launch are programmatic: its blocks may begin when all blocks of those kernels have
-begun, and wait inside for the end of those kernels. That is the end of everything before them too. For let kernel B be
-complete. Either it was early, then some thread of it has waited for the kernels before it; or it was not, then it began
-after their end. So those are complete, and by induction all that come before. What they wrote is visible: it was when
-the kernel behind them stopped waiting, or began. Therefore what a path orders needs no edge of its own here either, and
-`after` means for early launches what it means for others. Edges between stages that overlap are full, for a launch may
-read before it waits what stages before its own wrote (codegen/settled.py). FRTC_EDGES=full makes no edge programmatic,
-FRTC_EDGES=serial has stages one after the other.
+released it or ended, and wait inside for the end of those kernels. That is the end of everything before them too. For
+let kernel B be complete. Either it was early, then some thread of it has waited for the kernels before it; or it was
+not, then it began after their end. So those are complete, and by induction all that come before. What they wrote is
+visible: it was when the kernel behind them stopped waiting, or began. Therefore what a path orders needs no edge of its
+own here either, and `after` means for early launches what it means for others. Edges between stages that overlap are
+full, for a launch may read before it waits what stages before its own wrote (codegen/settled.py). FRTC_EDGES=full makes
+no edge programmatic, FRTC_EDGES=serial has stages one after the other.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from frtc.errors import UsageError
 from frtc.runtime import tensor_map
 from frtc.runtime.driver import Driver
 from frtc.runtime.plan import ARENA, STATE, Call, Launch, Overlap, Ref, Stage
+
+EDGES = ("", "full", "serial")  # values of FRTC_EDGES
 
 
 @dataclass(slots=True)
@@ -77,7 +80,9 @@ class Graph:
     ) -> None:
         self.driver, self.functions, self.addresses = driver, functions, addresses
         self.nodes: list[Node] = []
-        edges = os.environ.get("FRTC_EDGES")
+        edges = os.environ.get("FRTC_EDGES", "")
+        if edges not in EDGES:
+            raise UsageError("option.edges", f"FRTC_EDGES={edges}", [("known", ", ".join(EDGES[1:]))])
         self.full_edges, beside = edges == "full", overlap if edges != "serial" else None
         self.graph = driver.call("cuGraphCreate", 0)
         self.executable: Any = None

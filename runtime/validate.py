@@ -37,7 +37,7 @@ from frtc.runtime.plan import (
     Stage,
     unrolled,
 )
-from frtc.runtime.policy import Policy
+from frtc.runtime.policy import Policy, Tokens
 from frtc.runtime.races import extent, race_in
 
 ALIGN = 256  # bytes; of every weight
@@ -76,7 +76,16 @@ def check_manifest(manifest: Manifest) -> None:
     if program.overlap:
         _check_overlap(program, program.overlap, rounds)
     if program.policy:
-        Policy.from_json(program.policy)
+        _check_tokens(program, Policy.from_json(program.policy).find(Tokens))
+
+
+def _check_tokens(program: Program, tokens: Tokens | None) -> None:
+    """A kernel looks up any id: the policy lets none through that a table does not have."""
+    for call in (call for stage in program.stages for call in stage.calls):
+        table, ids = call.operands[:2] if call.op == "embedding" and tokens else (None, None)
+        if tokens and table and ids and ids.slot == "tokens" and tokens.vocab > table.shape[0]:
+            what = f"a vocabulary of {tokens.vocab} pieces, {call.name} looks them up in {table.shape[0]}"
+            raise bad("policy", what)
 
 
 def _check_sizes(program: Program) -> None:

@@ -107,7 +107,8 @@ def _launches(found: Launches, most: int | None) -> str:
     if not found.differ:
         return f"launches: {found.whole.a} in one inference, {found.kernels.a} kernels, equal"
     head = f"launches: {_count(found.whole)} in one inference, {_count(found.kernels)} kernels"
-    return "\n".join([head, *(_stage(s, most) for s in found.stages if s.differs)])
+    beside = [f"  stages that overlap: {_count(found.overlap)}"] if found.overlap.a != found.overlap.b else []
+    return "\n".join([head, *beside, *(_stage(s, most) for s in found.stages if s.differs)])
 
 
 def _stage(stage: StageDiff, most: int | None) -> str:

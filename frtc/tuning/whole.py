@@ -191,8 +191,8 @@ class Whole:
                 times[name] = tried.times
         best = self._confirmed(str(own), Decided(program, place, times, failed, str(own)), files, failed)
         self.chosen[place.key] = next(tactic for tactic in (own, *others) if str(tactic) == best)
-        if best in files:
-            self._own = files.pop(best)
+        if best in files and self._own:
+            files[str(own)], self._own = self._own, files.pop(best)
         for path in files.values():
             path.unlink(missing_ok=True)
         return Decided(program, place, times, failed, str(own), best, cut)
@@ -201,7 +201,7 @@ class Whole:
         """Of what is chosen, at this moment."""
         assert self._own is not None
         again = self.worker.run(self._own, self._keys, self._limit) if self._left() > 0 else Tried(failed="no time")
-        if not again.failed:
+        if not again.failed and not self._wrong(again):
             self.seen = again
         return self.now
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ from frtc import cli
 from frtc.console import Progress, Result, show, show_error, size
 from frtc.errors import FrtcError
 from frtc.models.synthetic import write_checkpoint
+from frtc.runtime.manifest import File, Manifest
 from frtc.runtime.plan_file import open_plan
 from frtc.runtime.timing import Timing
+from frtc.runtime.validate import check_manifest
 from tests.cli.face import call
 from tests.conftest import ROOT, Demo, checkout
 
@@ -276,3 +279,18 @@ def test_progress_is_for_terminals_only() -> None:
         progress.close()
         assert ("write weights, 1.00 GB of 2.00 GB  50%" in stream.text) == tty
     assert size(6_440_000_000) == "6.44 GB" and size(12) == "12 B"
+
+
+def test_a_vocabulary_larger_than_its_table_is_refused(demo: Demo) -> None:
+    """No kernel looks whether a row is there."""
+    plan = open_plan(demo.plan)
+    files = tuple(File(name, len(data)) for name, data in plan.files().items())
+    (table,) = (c.operands[0] for s in plan.program.stages for c in s.calls if c.op == "embedding")
+    policy = json.loads(json.dumps(plan.program.policy))
+    (step,) = (step for step in policy["prepare"] if "vocab" in step)
+    assert table and step["vocab"] == table.shape[0]
+    check_manifest(Manifest(replace(plan.program, policy=policy), files, ()))
+    step["vocab"] += 1
+    with pytest.raises(FrtcError, match=f"a vocabulary of {step['vocab']} pieces") as caught:
+        check_manifest(Manifest(replace(plan.program, policy=policy), files, ()))
+    assert caught.value.code == "plan.invalid"

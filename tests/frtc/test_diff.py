@@ -26,7 +26,7 @@ from frtc.models.checkpoint import open_checkpoint
 from frtc.models.synthetic import write_checkpoint
 from frtc.policy_options import PolicyOptions
 from frtc.report import flat
-from frtc.runtime.plan import Launch, Program, Stage
+from frtc.runtime.plan import Launch, Overlap, Program, Stage
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.policy import Norm, Policy, Slice, State
 from tests.runtime import small_plan
@@ -152,6 +152,12 @@ def test_a_call_that_vanishes_and_one_with_another_grid(small: Plan) -> None:
     (retiled,) = two.retiled
     assert (retiled.op, retiled.calls, retiled.first) == ("linear", 1, "step.1") and not two.ops
     assert retiled.a == "small_linear, grid 1x1x1 of 64" and retiled.b == "small_linear, grid 2x1x1 of 64"
+
+
+def test_stages_that_overlap_in_one_of_them(small: Plan) -> None:
+    overlap = Overlap(("in", "step"), ((), (), (0, 1), (2,), (3,)))
+    found = compare_launches(small, other(small, replace(small.program, overlap=overlap)))
+    assert found.differ and found.overlap == Changed("stages that overlap", 0, 2)
 
 
 def test_an_op_that_appears(small: Plan) -> None:

@@ -138,6 +138,13 @@ def test_stages_one_after_the_other_on_demand(path: Path, monkeypatch: pytest.Mo
     assert edges(session) == (EDGES, EDGES)
 
 
+def test_other_words_for_edges_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRTC_EDGES", "ful")
+    with pytest.raises(FrtcError, match="FRTC_EDGES=ful") as caught:
+        session_of(path, small_plan.program()).warm()
+    assert caught.value.code == "option.edges"
+
+
 def test_a_kernel_that_does_not_wait_is_not_early(tmp_path: Path) -> None:
     """The kernels of the small program do not: the reader sees it in their code."""
     small_plan.write(tmp_path / "early.plan", early_program("small_silu"))

@@ -50,7 +50,7 @@ def actions(session: Session, seed: int) -> np.ndarray[Any, Any]:
 
 def differing(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Replays, of REPLAYS with other inputs each, whose results depend on the edges."""
-    with session_of(path, "full", monkeypatch) as full, session_of(path, "early", monkeypatch) as early:
+    with session_of(path, "full", monkeypatch) as full, session_of(path, "", monkeypatch) as early:
         wanted = [actions(full, seed) for seed in range(REPLAYS)]
         assert len({a.tobytes() for a in wanted}) == REPLAYS, "inputs decide results"
         found = [actions(early, seed) for seed in range(REPLAYS)]
@@ -72,7 +72,7 @@ def test_early_equals_full(target: Target, tmp_path: Path, monkeypatch: pytest.M
 def test_rounds_of_single_stages(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes whose parameters were set again keep their edges."""
     early_plan.write(tmp_path / "early.plan", early_plan.made(target.name))
-    with session_of(tmp_path / "early.plan", "early", monkeypatch) as session:
+    with session_of(tmp_path / "early.plan", "", monkeypatch) as session:
         for seed in range(20):
             wanted = actions(session, seed)
             session.run_stage("let.z")
