@@ -116,6 +116,7 @@ class Policy:
         marks = [time.perf_counter_ns()]
         if executor.bound:
             executor.inputs_here(self.steps.inputs)  # refuses those that are not
+            executor.require_here(self.output)
         prepared = self.steps.prepare(observation, draw, executor.take if frames else None, self.inputs)
         marks.append(time.perf_counter_ns())
         executor.run(self.steps.draw_ahead)

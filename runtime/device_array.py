@@ -55,6 +55,11 @@ class DeviceArray:
             _require_gapless(found.shape, found.strides)
         return found
 
+    def meets(self, other: DeviceArray) -> bool:
+        """Whether two arrays without gaps have a byte in common."""
+        ends = [x.address + math.prod(x.shape) * DTYPES[x.dtype].itemsize for x in (self, other)]
+        return self.address < ends[1] and other.address < ends[0]
+
     @property
     def byte_strides(self) -> tuple[int, ...]:
         return tuple(step * DTYPES[self.dtype].itemsize for step in self.strides)

@@ -82,6 +82,10 @@ class Executor(ABC):
         Not so `images` behind camera frames, which count until `set` gives `images` again."""
         return {name: self._place_for(name, array) for name, array in like.items()}
 
+    def require_here(self, output: str) -> None:
+        """An error where the caller has bound it: the host will not have it."""
+        self._host(_find(self.outputs, output, "output"))
+
     def outputs_here(self) -> dict[str, Array]:
         """The outputs on the host, in place; without those that are bound."""
         self._require_open()

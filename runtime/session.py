@@ -221,6 +221,9 @@ class Session(Executor):
             about = f"{found.dtype}{list(found.shape)} at {found.address:#x} on GPU {found.device}"
             what = f"slot {name} is {slot.dtype}{list(slot.shape)} on GPU {self.ordinal}, the array is {about}"
             raise UsageError("slot.array", what, hint=f"addresses are multiples of {POINTER_ALIGN}")
+        for other in self.bound.keys() - {name}:  # launches of two slots do not wait for each other
+            if self.outputs.keys() & {name, other} and found.meets(self.bound[other]):
+                raise UsageError("slot.array", f"the arrays of slots {name} and {other} share memory")
         self.bound[name] = found
         self._no_frames(name)
         self._move_slot(name, found.address)

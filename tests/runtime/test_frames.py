@@ -466,6 +466,17 @@ def test_inputs_that_are_bound_are_refused(tmp_path: Path) -> None:
             policy.infer(seen)
 
 
+def test_a_result_that_is_bound_is_refused_before_anything_is_launched(tmp_path: Path) -> None:
+    policy, api = opened(write(tmp_path / "base.plan", images([Camera("base", "x")])))
+    with policy:
+        policy.infer({"base": WHOLE})
+        policy.executor.bind("seen", OnNull(api, np.zeros((1, 32, 32, 3), np.float32)))  # type: ignore[attr-defined]
+        before = api.calls["cuGraphLaunch"]
+        with pytest.raises(UsageError, match="slot seen lives in memory of the caller"):
+            policy.infer({"base": WHOLE})
+        assert api.calls["cuGraphLaunch"] == before
+
+
 def test_a_policy_whose_inputs_are_not_the_programs(base: Path) -> None:
     """Said when it is opened."""
     plan = open_plan(base)

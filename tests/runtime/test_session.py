@@ -252,6 +252,19 @@ def test_bound_slots(session: Session, api: NullApi) -> None:
     session.set("x", small_plan.inputs()["x"])
 
 
+def test_bound_results_lie_apart(session: Session) -> None:
+    """x has 96 bytes, y 48."""
+    session.bind("x", OnGpu(0xABC000, (3, 8)))
+    with pytest.raises(UsageError, match="slots y and x share memory"):
+        session.bind("y", OnGpu(0xABC000 + 80, (3, 4)))
+    session.bind("y", OnGpu(0xABC000 + 96, (3, 4)))
+    session.bind("y", OnGpu(0xABC000 + 112, (3, 4)))  # where it was itself does not count
+    with pytest.raises(UsageError, match="slots x and y share memory"):
+        session.bind("x", OnGpu(0xABC000 + 32, (3, 8)))
+    session.unbind("x")
+    session.bind("y", OnGpu(0xABC000, (3, 4)))
+
+
 def test_bound_before_the_graph_is_built(session: Session, api: NullApi) -> None:
     session.bind("y", OnGpu(0xABC000, (3, 4)))
     nodes = whole(session)
