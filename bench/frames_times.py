@@ -16,7 +16,7 @@ import argparse
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,11 @@ def from_frames(plan: Plan, executor: Executor, count: int, warm_up: int = 0) ->
 def latency(policy: Policy, seen: Mapping[str, Any], count: int, warm_up: int) -> Row:
     for _ in range(warm_up):
         policy.infer(seen)
-    samples = [policy.infer(seen).latency_us for _ in range(count)]
+    return spreads([policy.infer(seen).latency_us for _ in range(count)])
+
+
+def spreads(samples: Sequence[Mapping[str, float]]) -> Row:
+    """Of the parts of latencies."""
     return {name: Spread.of([s[name] for s in samples]).row() for name in PARTS if name in samples[0]}
 
 

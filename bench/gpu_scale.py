@@ -41,7 +41,7 @@ from frtc.runtime.emulator import Emulator
 from frtc.runtime.plan import Program
 from frtc.runtime.session import Session
 from frtc.trace import trace
-from frtc.tuning.trial import exact_weights, fill_weights, plan_in_memory, scales
+from frtc.tuning.trial import fill_weights, known_weights, plan_in_memory
 
 VALID = 48  # tokens of a prompt, where the budget has room for them; `full_us`: as many as the budget has
 COUNTS = Counts(warm_up=30, replays=200, parts=40)
@@ -106,8 +106,7 @@ def compiled(case: Case, family: str | None, device: str) -> Compiled:
     rounds = rounds_of_module(module.schedule)
     calls = calls_of_emitted(built.emitted, rounds, target)
     estimate = Estimate.of(calls, target, case.shape.precision, rounds, Fitted.read(FITTED_PATH))
-    exact = tuple(({**dict(scales(built.program)), **dict(exact_weights(built))}).items())
-    return Compiled(built.program, dict(built.cubins), exact, estimate.to_json(), vocab, seconds)
+    return Compiled(built.program, dict(built.cubins), known_weights(built), estimate.to_json(), vocab, seconds)
 
 
 def traced(case: Case) -> tuple[Module, int]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench import report
-from bench.frames_times import PARTS
+from bench.frames_times import spreads
 from bench.gpu_bench import Counts, times
 from frtc import observation
 from frtc.policy import Policy
@@ -56,9 +56,8 @@ def paced(policy: Policy, rate: float, count: int) -> Row:
         samples.append(policy.infer(seen).latency_us)
         gaps.append((began - ended) * 1e6)
         ended = time.perf_counter()
-    parts = {name: Spread.of([s[name] for s in samples]).row() for name in PARTS if name in samples[0]}
     late = sum(s["total"] > period * 1e6 for s in samples) if rate else 0
-    return {"rate": rate, "count": count, "late": late, "gap": Spread.of(gaps).row(), **parts}
+    return {"rate": rate, "count": count, "late": late, "gap": Spread.of(gaps).row(), **spreads(samples)}
 
 
 def measured(path: Path, device: str, replays: int, rate: float, count: int) -> Row:

@@ -212,9 +212,8 @@ def _compile(
 
 def _stage(name: str, emitted: list[Emitted], target: Target, index: Mapping[Job, int], rounds: int) -> Stage:
     stages = [_stages(e, target) for e in emitted]
-    meets = [any(stage.meets for stage in own) for own in stages]
     often = [rounds] * len(emitted)
-    calls = with_dependences([call_of(e, target, index) for e in emitted], often, meets)
+    calls = with_dependences([call_of(e, target, index) for e in emitted], often)
     verify_no_race(calls, often)
     return Stage(name, _settled(calls, stages, rounds))
 

@@ -58,20 +58,19 @@ class Touched:
         )
 
 
-def with_dependences(calls: Sequence[Call], rounds: Sequence[int] = (), meets: Sequence[bool] = ()) -> tuple[Call, ...]:
-    """The calls with `after` filled: the fewest edges whose paths order all conflicting pairs.
+def with_dependences(calls: Sequence[Call], rounds: Sequence[int] = ()) -> tuple[Call, ...]:
+    """The calls with `after` filled: the fewest edges whose paths order all conflicting pairs, and those whose blocks
+    wait for each other: two of them at once could each hold what the other needs.
 
     rounds   of the repeat around the program of each call, 1 by default: its tables step as often
-    meets    calls whose blocks wait for each other: two of them at once could each hold what the other needs
     """
-    touched = _touched(calls, rounds)
+    touched, meets = _touched(calls, rounds), [any(launch.meets for launch in call.launches) for call in calls]
     before: list[int] = []  # bit set of everything that must precede call i
     result = []
     for i, call in enumerate(calls):
         known, after = 0, []
         for j in range(i - 1, -1, -1):
-            together = bool(meets) and meets[i] and meets[j]
-            if not known >> j & 1 and (together or touched[j].conflicts(touched[i])):
+            if not known >> j & 1 and ((meets[i] and meets[j]) or touched[j].conflicts(touched[i])):
                 after.append(j)
                 known |= before[j] | 1 << j
         before.append(known)

@@ -8,7 +8,6 @@ makes them. Each of these stages has bytes of the arena for itself, else it woul
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from frtc.codegen.dependences import verify_no_race, with_dependences
 from frtc.runtime.plan import Overlap, Repeat, Run, Stage
@@ -33,7 +32,6 @@ def overlap_of(names: Sequence[str], stages: Mapping[str, Stage], rounds: Mappin
         return None
     calls = [call for name in names for call in stages[name].calls]
     often = [rounds.get(name, 1) for name in names for _ in stages[name].calls]
-    meets = [any(launch.meets for launch in call.launches) for call in calls]
-    ordered = with_dependences([replace(call, after=()) for call in calls], often, meets)
+    ordered = with_dependences(calls, often)
     verify_no_race(ordered, often)
     return Overlap(tuple(names), tuple(call.after for call in ordered))

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from frtc.errors import UsageError
 from frtc.runtime import tensor_map
 from frtc.runtime.driver import Driver
-from frtc.runtime.plan import ARENA, STATE, Call, Launch, Overlap, Ref, Stage
+from frtc.runtime.plan import ARENA, STATE, Call, Launch, Overlap, Ref, Stage, joined
 
 EDGES = ("", "full", "serial")  # values of FRTC_EDGES
 
@@ -136,10 +136,8 @@ class Graph:
         return [self.driver.add_kernel(self.graph, after, lead.function, lead.launch, lead.addresses)]
 
     def _add_overlap(self, overlap: Overlap, stages: Sequence[Stage], start: list[Any]) -> list[Any]:
-        calls = [call for stage in stages for call in stage.calls]
-        calls = [replace(call, after=after) for call, after in zip(calls, overlap.after, strict=True)]
         of = [i for i, stage in enumerate(stages) for _ in stage.calls]
-        return self._add_calls(calls, of, 0, start, full=bool(start))
+        return self._add_calls(joined(stages, overlap.after), of, 0, start, full=bool(start))
 
     def _add_calls(
         self, calls: Sequence[Call], stage: Sequence[int], round: int, start: list[Any], full: bool

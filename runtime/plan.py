@@ -8,8 +8,8 @@ the IR on Refs, made of one or more launches; the device path needs only the lau
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from frtc.kernels.dtypes import DTYPES
@@ -229,6 +229,12 @@ class Program:
 
     def stage(self, name: str) -> Stage:
         return next(s for s in self.stages if s.name == name)
+
+
+def joined(stages: Sequence[Stage], after: Sequence[tuple[int, ...]]) -> list[Call]:
+    """The calls of all of them in one sequence, each with what it waits for there."""
+    calls = (call for stage in stages for call in stage.calls)
+    return [replace(call, after=waits) for call, waits in zip(calls, after, strict=True)]
 
 
 def unrolled(steps: tuple[Run | Repeat, ...], round: int = 0) -> list[tuple[str, int]]:

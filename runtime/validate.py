@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -35,6 +34,7 @@ from frtc.runtime.plan import (
     Run,
     Slot,
     Stage,
+    joined,
     unrolled,
 )
 from frtc.runtime.policy import Policy, Tokens
@@ -293,13 +293,14 @@ def _check_overlap(program: Program, overlap: Overlap, rounds: Mapping[str, int]
         raise bad("overlap", f"of {len(names)} stages")
     if names != tuple(name for name, _ in unrolled(program.schedule)[: len(names)]) or len(set(names)) < len(names):
         raise bad("overlap", f"{', '.join(names)} are not the stages that run first, each once")
-    calls = [call for name in names for call in program.stage(name).calls]
-    if len(overlap.after) != len(calls):
-        raise bad("overlap", f"says of {len(overlap.after)} calls what they wait for, the stages have {len(calls)}")
-    for i, after in enumerate(overlap.after):
-        _check_after(f"overlap, call {i} ({calls[i].op})", i, after)
-    ordered = [replace(call, after=after) for call, after in zip(calls, overlap.after, strict=True)]
-    if race := race_in(ordered, [rounds[name] for name in names for _ in program.stage(name).calls]):
+    stages = [program.stage(name) for name in names]
+    often = [rounds[stage.name] for stage in stages for _ in stage.calls]
+    if len(overlap.after) != len(often):
+        raise bad("overlap", f"says of {len(overlap.after)} calls what they wait for, the stages have {len(often)}")
+    calls = joined(stages, overlap.after)
+    for i, call in enumerate(calls):
+        _check_after(f"overlap, call {i} ({call.op})", i, call.after)
+    if race := race_in(calls, often):
         raise bad("overlap", race)
 
 

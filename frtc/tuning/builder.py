@@ -28,7 +28,7 @@ from frtc.kernels.tactic import Tactic, Tactics, key_of
 from frtc.kernels.targets import Target
 from frtc.lowering.text import parse_module
 from frtc.tuning.process import own_output
-from frtc.tuning.trial import Trial, exact_weights, scales, sites_at
+from frtc.tuning.trial import Trial, known_weights, sites_at
 
 Array = np.ndarray[Any, Any]
 REASON_MOST = 160  # characters
@@ -87,8 +87,7 @@ def trial_of(built: Built, inputs: Mapping[str, Array]) -> Trial:
         key_of(c.site): label(c.choice.kernel, c.choice.config) for calls in built.emitted.values() for c in calls
     }
     probes = sites_at(built.program, keys)
-    exact = {**dict(scales(built.program)), **dict(exact_weights(built))}
-    return Trial(built.program, dict(built.cubins), kernels, tuple(exact.items()), inputs, probes)
+    return Trial(built.program, dict(built.cubins), kernels, known_weights(built), inputs, probes)
 
 
 def main(folder: str, job: str) -> int:

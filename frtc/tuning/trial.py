@@ -116,6 +116,11 @@ def scales(program: Program) -> Iterator[tuple[int, bytes]]:
                 yield entry.offset, np.full(entry.nbytes // 4, value, np.float32).tobytes()
 
 
+def known_weights(built: Built) -> tuple[tuple[int, bytes], ...]:
+    """Those of exact_weights, and scales where these leave them open."""
+    return tuple({**dict(scales(built.program)), **dict(exact_weights(built))}.items())
+
+
 def plan_in_memory(
     program: Program, cubins: Mapping[str, bytes], exact: Iterable[tuple[int, bytes]], whole: bool
 ) -> Plan:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import full_model
+from bench.full_model import Shape, compiled, plan_path
 from frtc.models import load_models
 
 POLICIES = [name for name, model in load_models().items() if model.synthetic is not None]
@@ -22,3 +23,14 @@ def policy(request: pytest.FixtureRequest, scratch: Path, monkeypatch: pytest.Mo
     """The name of a policy whose files go to the tests' own folder."""
     monkeypatch.setattr(full_model, "SCRATCH", scratch)
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def tiny_plan(scratch: Path) -> Path:
+    """Pi0.5 in bf16, ten actions."""
+    shape = Shape("pi05", prompt=48, horizon=10, size="tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(full_model, "SCRATCH", scratch)
+        if not plan_path(shape).exists():
+            compiled(shape)
+        return plan_path(shape)

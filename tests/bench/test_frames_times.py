@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import frames_times, full_model
-from bench.full_model import Shape, compiled, plan_path
+from bench import frames_times
 from frtc.kernels.cubin import parameters_of, resources_of
 from frtc.kernels.smxx_frames import CUBIN
 from frtc.runtime import driver
@@ -18,14 +17,9 @@ from frtc.runtime.plan_file import Plan, open_plan
 from tests.runtime.null_driver import NullApi
 
 
-@pytest.fixture(scope="module")
-def plan(scratch: Path) -> Plan:
-    shape = Shape("pi05", prompt=48, horizon=10, size="tiny")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(full_model, "SCRATCH", scratch)
-        if not plan_path(shape).exists():
-            compiled(shape)
-        return open_plan(plan_path(shape))
+@pytest.fixture
+def plan(tiny_plan: Path) -> Plan:
+    return open_plan(tiny_plan)
 
 
 def test_by_the_emulator(plan: Plan) -> None:

@@ -9,25 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import full_model, paced
-from bench.full_model import Shape, compiled, plan_path
+from bench import paced
 from frtc.policy import Policy
 from frtc.runtime.emulator import Emulator
 from frtc.runtime.plan_file import open_plan
 
 
-@pytest.fixture(scope="module")
-def path(scratch: Path) -> Path:
-    shape = Shape("pi05", prompt=48, horizon=10, size="tiny")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(full_model, "SCRATCH", scratch)
-        if not plan_path(shape).exists():
-            compiled(shape)
-        return plan_path(shape)
-
-
-def test_states_and_prompts_change(path: Path) -> None:
-    plan = open_plan(path)
+def test_states_and_prompts_change(tiny_plan: Path) -> None:
+    plan = open_plan(tiny_plan)
     with Policy(plan, Emulator(plan)) as policy:
         first, second = itertools.islice(paced.observations(policy), 2)
     assert first.keys() == second.keys() and first["prompt"] != second["prompt"]
@@ -35,10 +24,10 @@ def test_states_and_prompts_change(path: Path) -> None:
 
 
 def test_times_of_a_plan(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
-    assert paced.main([str(path), "--device", "cpu", "--replays", "2", "--count", "2", "--rate", "0.2"]) == 0
+    assert paced.main([str(tiny_plan), "--device", "cpu", "--replays", "2", "--count", "2", "--rate", "0.2"]) == 0
     row = json.loads((tmp_path / "paced.json").read_text())
     assert row["replays"]["count"] == 2
     busy, slow = row["inferences"]

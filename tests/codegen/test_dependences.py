@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from frtc.codegen.dependences import Race, verify_no_race, with_dependences
-from frtc.runtime.plan import ARENA, Call, Ref
+from frtc.runtime.plan import ARENA, Call, Launch, Ref
 
 
 def at(offset: int, n: int = 64, space: str = ARENA, slot: str = "") -> Ref:
@@ -72,4 +72,6 @@ def test_calls_that_meet_are_never_at_once() -> None:
     """Two whose blocks wait for each other follow each other although they touch nothing in common."""
     calls = (call("a", [], [A]), call("b", [], [B]), call("c", [], [C]))
     assert after(*calls) == [(), (), ()]
-    assert [c.after for c in with_dependences(calls, meets=[True, False, True])] == [(), (), (0,)]
+    first, second, third = calls
+    meeting = (Launch(0, (1, 1, 1), 64, 0, (), meets=True),)
+    assert after(replace(first, launches=meeting), second, replace(third, launches=meeting)) == [(), (), (0,)]

@@ -519,6 +519,18 @@ def check(gpu: Gpu, case: Case) -> None:
         ROWS.append(timed(buffers, worst))
 
 
+def check_counted(gpu: Gpu, case: Case, operands: list[Array | None], read: int, computed: int) -> None:
+    """Right in the rows that are read, untouched from row `computed` on."""
+    with Buffers(gpu, case, operands) as buffers:
+        for launch in buffers.launches():
+            gpu.launch(*launch)
+        gpu.synchronize()
+        got, want = buffers.results(), expected(case, operands)
+    wrong, _ = faults(case, *([r[..., :read, :] for r in side] for side in (got, want))) if read else ([], 0.0)
+    assert not wrong
+    assert all(np.isnan(r[..., computed:, :].astype(np.float32)).all() for r in got), f"written beyond row {computed}"
+
+
 def check_fails(gpu: Gpu, case: Case) -> None:
     """The sabotaged case must not agree: a comparison that cannot fail proves nothing."""
     assert case.sabotage

@@ -133,6 +133,7 @@ IN_F32 = """
     graph g(x: f32[5,8], r: f32[5,3], n: f32[64], n2: f32[48]) {
       @b : f32[64]
       @c : f32[3]
+      @t : bf16[48,48]
       @u : f32[3,48]
       @v : bf16[48,64]
       @w : f32[64,8]
@@ -144,7 +145,7 @@ IN_F32 = """
       %5 = linear(%4, @u, @c, %r) : f32[5,3]
       return y=%5
     }
-    """.replace("@u :", "@t : bf16[48,48]\n      @u :")
+    """
 
 
 @pytest.mark.parametrize("precision", [BF16, FP8], ids=["bf16", "fp8"])

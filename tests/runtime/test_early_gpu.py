@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frtc.errors import EnvironmentFault
 from frtc.kernels.dtypes import round_to
-from frtc.kernels.targets import Target, load_targets
+from frtc.kernels.targets import Target
 from frtc.runtime import validate
-from frtc.runtime.driver import Driver
 from frtc.runtime.plan_file import open_plan
 from frtc.runtime.session import Session
 from tests.runtime import early_plan
+from tests.runtime.here import target_here
 
 pytestmark = pytest.mark.gpu
 REPLAYS = 200
@@ -23,15 +22,7 @@ REPLAYS = 200
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    try:
-        driver = Driver()
-    except EnvironmentFault as fault:
-        pytest.skip(f"no CUDA device: {fault.what}")
-    driver.release()
-    found = [t for t in load_targets().values() if t.sm == driver.device.sm and "pdl" in t.has]
-    if not found:
-        pytest.skip(f"no early launches on sm_{driver.device.sm}")
-    return found[0]
+    return target_here(lambda target: "pdl" in target.has, "early launches")
 
 
 def session_of(path: Path, edges: str, monkeypatch: pytest.MonkeyPatch) -> Session:

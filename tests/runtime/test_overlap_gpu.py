@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frtc.errors import EnvironmentFault
 from frtc.kernels.dtypes import round_to
-from frtc.kernels.targets import Target, load_targets
-from frtc.runtime.driver import Driver
+from frtc.kernels.targets import Target
 from frtc.runtime.plan import Program
 from frtc.runtime.plan_file import open_plan
 from frtc.runtime.session import Session
 from tests.runtime import overlap_plan
+from tests.runtime.here import target_here
 
 pytestmark = pytest.mark.gpu
 REPLAYS = 200
@@ -24,15 +23,7 @@ REPLAYS = 200
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    try:
-        driver = Driver()
-    except EnvironmentFault as fault:
-        pytest.skip(f"no CUDA device: {fault.what}")
-    driver.release()
-    found = [t for t in load_targets().values() if t.sm == driver.device.sm and t.overlaps]
-    if not found:
-        pytest.skip(f"no stages overlap on sm_{driver.device.sm}")
-    return found[0]
+    return target_here(lambda target: target.overlaps, "stages that overlap")
 
 
 @pytest.fixture(scope="module", params=["baseline", "native"])
