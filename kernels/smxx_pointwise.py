@@ -20,6 +20,7 @@ import numpy as np
 
 from frtc.kernels.costs import LAUNCH_US, moving_us
 from frtc.kernels.dtypes import DTYPES
+from frtc.kernels.reference.pointwise import read_by
 from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
 from frtc.kernels.targets import Target
 from frtc.kernels.views import Strides, broadcast_strides, collapse
@@ -118,9 +119,8 @@ def _width(operands: Sequence[Operand], results: Sequence[Operand]) -> int:
 def _read(site: Site, value: int) -> frozenset[int]:
     """The operands that a value is computed from."""
     found = [frozenset({i}) for i in range(len(_operands(site)))]
-    for op, *arguments in site.attrs["expr"]:
-        inputs = () if op == "const" else arguments[:1] if op == "cast" else arguments
-        found.append(frozenset[int]().union(*(found[i] for i in inputs)))
+    for step in site.attrs["expr"]:
+        found.append(frozenset[int]().union(*(found[i] for i in read_by(step))))
     return found[value]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from frtc.kernels.reference.pointwise import read_by
 from frtc.lowering.ir import Graph, Module, Node, Type, item, rebuild
 from frtc.lowering.ops import POINTWISE
 from frtc.lowering.pointwise import joint, program
@@ -99,8 +100,7 @@ def _keeps_sums(fused: Node) -> bool:
     serves = [{i for i, r in enumerate(fused["results"]) if r == v} for v in range(first + len(steps))]
     readers: list[list[int]] = [[] for _ in serves]
     for at in reversed(range(len(steps))):
-        op, *arguments = steps[at]
-        for a in () if op == "const" else arguments[:1] if op == "cast" else arguments:
+        for a in read_by(steps[at]):
             serves[a] |= serves[first + at]
             readers[a].append(first + at)
     for at, step in enumerate(steps, first):

@@ -160,6 +160,12 @@ def pointwise(
     return found if len(found) > 1 else found[0]
 
 
+def read_by(step: Sequence[Any]) -> Sequence[int]:
+    """The numbers of the values that a step of such a program reads."""
+    op, *arguments = step
+    return () if op == "const" else arguments[:1] if op == "cast" else arguments
+
+
 OPS: dict[str, Reference] = {
     "add": _binary(np.add),
     "sub": _binary(np.subtract),
