@@ -10,7 +10,8 @@
 //          128 bytes of K
 //
 // A tile is WARPGROUPS parts of 64 BLOCKS rows by WN columns: above each other (rows), beside each other (columns), or the
-// warpgroups take turns at whole tiles (turns: one multiplies while the other stores).
+// warpgroups take turns at whole tiles (turns: one multiplies while the other stores). Rows of a persistent block are rounds:
+// it has tile after tile, and its producer is ahead by a ring.
 //
 // Order::permuted: the tensor map of w hands its rows over in another order, so that each thread's accumulators are eight
 // columns side by side: row 32 J + 8 t + 2 j + i of w is column 32 J + 8 j + 2 t + i of the product (t the thread of its
@@ -163,7 +164,8 @@ struct Eights {
 // How many rows' operands fit in the registers that accumulators and addresses leave; at most MOST, 0 where it is tight.
 template <typename TILE, typename EPILOGUE, bool VECTORS, int MOST>
 inline constexpr int kAhead = [] {
-    constexpr int OF_ROW = (sizeof(typename EPILOGUE::Row) + 3) / 4, OTHERS = 72;  // registers; others: by trial
+    constexpr int OF_ROW = (sizeof(typename EPILOGUE::Row) + 3) / 4;  // registers; others: by trial
+    constexpr int OTHERS = TILE::SPLIT > 1 && TILE::SUMS >= 96 ? 104 : 72;
     const int fit = (TILE::REGISTERS - TILE::SUMS - OTHERS) / OF_ROW;
     const int most = Eights<TILE>::COUNT < MOST ? Eights<TILE>::COUNT : MOST;
     return !VECTORS || fit < 1 ? 0 : fit < most ? fit : most;
