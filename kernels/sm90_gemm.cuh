@@ -22,8 +22,8 @@
 // further warpgroup begins with another one). It adds the partial sums of its rows in the order of the blocks and stores them,
 // so that whole warps store, and four threads have 32 columns of a row. Sums travel in fp32 by st.async.
 //
-// Weights do not depend on earlier launches: where the first tile is known before `rows` can be read, they are requested
-// before grid_wait().
+// Weights do not depend on earlier launches: they are requested before grid_wait(). Which ones, `rows` decides where there is
+// such; settled: it may be read then (codegen/settled.py).
 #pragma once
 
 #include "epilogue.cuh"
@@ -33,7 +33,8 @@ namespace frtc {
 
 template <typename TILE, typename T, Order ORDER>
 __device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap& x, const TensorMap& w,
-                                        const TensorMap& plain_w, const int* rows, int M, int N, int k_chunks) {
+                                        const TensorMap& plain_w, const int* rows, int M, int N, int k_chunks,
+                                        int settled) {
     constexpr int K = TILE::ROW / sizeof(T);
     const auto load_w = [&](int stage, int n0, int chunk) {
         if (permuted<TILE, ORDER>(n0, N)) {
@@ -44,8 +45,8 @@ __device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap&
     };
     tensor_map_prefetch(x);
     int ahead = 0;  // stages whose w is on its way
-    if (!rows) {
-        const Work<TILE> work(M, N, k_chunks, nullptr);
+    if (!rows || settled) {
+        const Work<TILE> work(M, N, k_chunks, rows);
         if (work.first < work.end) {
             for (; ahead < min(work.chunks, TILE::STAGES); ++ahead) {
                 barrier_expect(ring.full + 8 * ahead, TILE::STAGE_BYTES);
@@ -373,7 +374,7 @@ __device__ __forceinline__ void init_barriers(const Ring<TILE>& ring, int m0, in
 
 template <typename T, typename TILE, typename EPILOGUE, Order ORDER, typename... ARGUMENTS>
 __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& w, const TensorMap& plain_w, const int* rows,
-                                           int M, int N, int K, ARGUMENTS... of_epilogue) {
+                                           int M, int N, int K, int settled, ARGUMENTS... of_epilogue) {
     extern __shared__ u8 unaligned[];
     const u32 start = shared_address(unaligned), base = (start + 1023) & ~1023u;
     const Ring<TILE> ring(base);
@@ -384,7 +385,7 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
 
     if (threadIdx.x >= TILE::CONSUMERS) {
         if constexpr (TILE::UNEVEN) registers_down<TILE::PRODUCER_REGISTERS>();
-        if (threadIdx.x == TILE::CONSUMERS) produce<TILE, T, ORDER>(ring, x, w, plain_w, rows, M, N, k_chunks);
+        if (threadIdx.x == TILE::CONSUMERS) produce<TILE, T, ORDER>(ring, x, w, plain_w, rows, M, N, k_chunks, settled);
     } else {
         if constexpr (TILE::UNEVEN) registers_up<TILE::REGISTERS>();
         // Here, not before sums are sent: it would wait for all loads, those of operands too.
@@ -406,7 +407,7 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
                     continue;
                 }
                 const bool others = 2 * work.step % work.tall != 0 || tile - work.first < 2 * work.step;  // rows than before
-                if (others) Factors<TILE, EPILOGUE>::find(epilogue, m0);
+                if (others && tile != work.first) Factors<TILE, EPILOGUE>::find(epilogue, m0);
                 barrier_wait(ring.turns + 8 * group, turn), turn ^= 1;
             }
             Factors<TILE, EPILOGUE> factors(epilogue, m0);
@@ -414,6 +415,8 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
             multiply<TILE, T>(acc, ring, place, work.chunks);
             if constexpr (TILE::PARTS == Parts::turns) {
                 if (threadIdx.x % 128 == 0) barrier_arrive(ring.turns + 8 * (group ^ 1));
+                // Of the very first tile here, too, while the other one multiplies: before it nothing would hide the time.
+                if (tile == work.first) Factors<TILE, EPILOGUE>::find(epilogue, m0);
             }
             factors.settle(epilogue);
             if (permuted<TILE, ORDER>(n0, N)) {
@@ -431,15 +434,16 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
 template <typename T, typename TILE, typename EPILOGUE, Order ORDER, typename... ARGUMENTS>
 __global__ void __launch_bounds__(TILE::THREADS, 1)
 sm90_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap plain_w,
-          const int* rows, int M, int N, int K, ARGUMENTS... of_epilogue) {
-    wgmma_gemm<T, TILE, EPILOGUE, ORDER>(x, w, plain_w, rows, M, N, K, of_epilogue...);
+          const int* rows, int M, int N, int K, int settled, ARGUMENTS... of_epilogue) {
+    wgmma_gemm<T, TILE, EPILOGUE, ORDER>(x, w, plain_w, rows, M, N, K, settled, of_epilogue...);
 }
 
 template <typename T, typename TILE, typename EPILOGUE, Order ORDER, typename... ARGUMENTS>
 __global__ void __cluster_dims__(1, 1, TILE::SPLIT) __launch_bounds__(TILE::THREADS, TILE::PAIRED ? 2 : 1)
 sm90_split_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
-                const __grid_constant__ TensorMap plain_w, const int* rows, int M, int N, int K, ARGUMENTS... of_epilogue) {
-    wgmma_gemm<T, TILE, EPILOGUE, ORDER>(x, w, plain_w, rows, M, N, K, of_epilogue...);
+                const __grid_constant__ TensorMap plain_w, const int* rows, int M, int N, int K, int settled,
+                ARGUMENTS... of_epilogue) {
+    wgmma_gemm<T, TILE, EPILOGUE, ORDER>(x, w, plain_w, rows, M, N, K, settled, of_epilogue...);
 }
 
 }  // namespace frtc
