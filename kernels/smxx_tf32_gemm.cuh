@@ -3,11 +3,13 @@
 //   x  [M, K] rows of stride ldx          w  [N, K] rows of stride ldw          fp32, rows at multiples of 16 bytes
 //   rows, batch, grid, smem, SPLIT_K, partial, arrived, the epilogue's operands: as in smxx_gemm.cuh, whose ring this is
 //
-//   x = high + low, two TF32 numbers;  x w ~ low high + high low + high high, summed in fp32 in this order: what is lost of a
-//   product is 3e-7 of it, towards zero. Infinities may become NaN.
+//   x = high + low, two TF32 numbers;  x w ~ low high + high low + high high, summed in fp32: what is lost of a product is 3e-7
+//   of it, towards zero. Infinities may become NaN.
 //   Tensor cores cut off what an accumulator cannot hold, always towards zero: over K = 588 a sum loses 5e-6, over 4096 3e-5.
 //   So each K tile of 32 elements has accumulators of its own, which fp32 units add up with rounding: the whole error stays
 //   1e-7 to 6e-7 measured on an H200 (fp32 in order: 1e-7 to 4e-7).
+//   Order in a K tile: low high, high low and high high of 8 elements after the other into one accumulator; or, in warps of one
+//   or two fragments, each of the three into its own, and then (low high + high low) + high high, rounded: less is cut off.
 //
 //   moves  x for every column of tiles and w for every row of tiles, from L2; bound by the products where both are large
 //
@@ -122,22 +124,29 @@ __device__ __forceinline__ void mma_m16n8k8(float (&c)[4], const u32 (&a)[4], co
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// Accumulators that a K tile has for each fragment. A product starts 24 clocks behind the one before it in the same sum (sm_90a),
+// others 6: warps of one or two fragments would wait, so each of the three products has a sum of its own there. Of three, 24 more
+// registers would leave one block of 64 x 72 on an SM where two fit.
 template <typename TILE>
-__device__ __forceinline__ void multiply(Accumulators<TILE>& acc, const F32Fragments<TILE>& f) {
+constexpr int kSums = (TILE::WM / 16) * (TILE::WN / 8) <= 2 ? 3 : 1;
+
+// sums += the three products, smallest first.
+template <typename TILE>
+__device__ __forceinline__ void multiply(Accumulators<TILE> (&sums)[kSums<TILE>], const F32Fragments<TILE>& f) {
     constexpr int I = TILE::WM / 16, J = TILE::WN / 8;
     F32Fragments<TILE> high, low;
 #pragma unroll
     for (int i = 0; i < I; ++i) split(f.a[i], high.a[i], low.a[i]);
 #pragma unroll
     for (int j = 0; j < J; ++j) split(f.b[j], high.b[j], low.b[j]);
-    const auto add = [&](const F32Fragments<TILE>& a, const F32Fragments<TILE>& b) {
+    const auto add = [&](int product, const F32Fragments<TILE>& a, const F32Fragments<TILE>& b) {
 #pragma unroll
         for (int j = 0; j < J; ++j) {
 #pragma unroll
-            for (int i = 0; i < I; ++i) mma_m16n8k8(acc[i][j], a.a[i], b.b[j]);
+            for (int i = 0; i < I; ++i) mma_m16n8k8(sums[product % kSums<TILE>][i][j], a.a[i], b.b[j]);
         }
     };
-    add(low, high), add(high, low), add(high, high);
+    add(0, low, high), add(1, high, low), add(2, high, high);
 }
 
 // acc = the warp's part of x w^T over k_tiles tiles, copied STAGES - 1 ahead as in smxx_gemm.cuh.
@@ -172,7 +181,7 @@ __device__ __forceinline__ void mainloop(Accumulators<TILE>& acc, u32 ring, F32C
         copy(tile + STAGES - 1, write);
         read = read + 1 == STAGES ? 0 : read + 1;
         write = write + 1 == STAGES ? 0 : write + 1;
-        Accumulators<TILE> of_tile = {};
+        Accumulators<TILE> sums[kSums<TILE>] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             if (step + 1 < STEPS) {
@@ -181,14 +190,19 @@ __device__ __forceinline__ void mainloop(Accumulators<TILE>& acc, u32 ring, F32C
                 arrived();
                 load_fragments<TILE>(fragments[0], ring + read * TILE::STAGE_BYTES, places, 0);
             }
-            multiply<TILE>(of_tile, fragments[step % 2]);
+            multiply<TILE>(sums, fragments[step % 2]);
         }
 #pragma unroll
         for (int i = 0; i < TILE::WM / 16; ++i) {
 #pragma unroll
             for (int j = 0; j < TILE::WN / 8; ++j) {
 #pragma unroll
-                for (int r = 0; r < 4; ++r) acc[i][j][r] += of_tile[i][j][r];
+                for (int r = 0; r < 4; ++r) {
+                    float of_tile = sums[0][i][j][r];
+#pragma unroll
+                    for (int product = 1; product < kSums<TILE>; ++product) of_tile += sums[product][i][j][r];
+                    acc[i][j][r] += of_tile;
+                }
             }
         }
     }

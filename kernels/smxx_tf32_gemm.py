@@ -34,6 +34,8 @@ TILES = (
 NAMES = ("BM", "BN", "WM", "WN", "STAGES", "SPLITS")  # of a config
 
 PRODUCTS = 3  # of TF32 for one of fp32
+FEW_FRAGMENTS = 2  # of a warp: each of the three products has a sum of its own
+MMA_CLOCKS = 24  # from a product to the next of the same sum, as ptxas spaces them on sm_90a
 AROUND = 80  # instructions of a warp around the products of a K tile: copies, addresses, barrier
 SCHEDULERS = 4  # of an SM, an instruction of a warp a clock each
 L2_BYTES_PER_CLOCK = 32  # of an SM where all of them read
@@ -56,10 +58,15 @@ class Tile(smxx_gemm.Tile):
         return f"frtc::F32Tile<{self.bm}, {self.bn}, {self.wm}, {self.wn}, {self.stages}>"
 
     @property
+    def sums(self) -> int:
+        """Accumulators that a K tile has for each fragment, as kSums in smxx_tf32_gemm.cuh."""
+        return PRODUCTS if self.wm // 16 * (self.wn // 8) <= FEW_FRAGMENTS else 1
+
+    @property
     def registers(self) -> int:
         """Of a thread, about: accumulators of all and of a tile, two sets of fragments and one in parts, addresses."""
         accumulators, fragments = self.wm * self.wn // 32, (self.wm + self.wn) // 4
-        return min(255, max(64, 2 * accumulators + 3 * fragments + 40))
+        return min(255, max(64, (1 + self.sums) * accumulators + 3 * fragments + 40))
 
 
 def refuse(site: Site, target: Target) -> str:
@@ -104,18 +111,19 @@ def cost_us(p: Product, tile: Tile, target: Target) -> float:
 
 
 def _tile_clocks(tile: Tile, target: Target) -> float:
-    """Clocks that an SM needs for one K tile of one block: products, instructions, shared memory or L2."""
+    """Clocks that an SM needs for one K tile of one block: products, instructions, shared memory, L2 or a chain."""
     rate = target.tflops["bf16"] / 2 * 1e12 / target.sms / smxx_gemm.CLOCK  # of TF32, on every GPU half of 16 bits
     if target.has & {"wgmma", "tcgen05"}:
         rate *= smxx_gemm.LEGACY_MMA
     products = PRODUCTS * 2 * tile.bm * tile.bn * tile.bk / 2 / rate
     elements = (tile.wm + tile.wn) * tile.bk / 2  # of a warp's fragments: two instructions for each 32
-    pieces = tile.wm * tile.wn / 32  # of accumulators: a product for each 4 and 8 elements of K, an addition for each
-    issued = 2 * elements / 32 + PRODUCTS * pieces / 4 * tile.bk / 16 + pieces + AROUND
+    pieces = tile.wm * tile.wn / 32  # of accumulators: a product for each 4 and 8 of K, an addition for each sum
+    issued = 2 * elements / 32 + PRODUCTS * pieces / 4 * tile.bk / 16 + tile.sums * pieces + AROUND
     smem = (tile.stage_bytes + tile.warps * elements * 4) / smxx_gemm.SMEM_BYTES_PER_CLOCK
     other = max(tile.warps * issued / SCHEDULERS, smem)
+    chain = PRODUCTS // tile.sums * tile.bk / 16 * MMA_CLOCKS
     # The units share issue slots: the slowest is never quite alone.
-    return max(products, other, tile.stage_bytes / L2_BYTES_PER_CLOCK) + 0.25 * min(products, other)
+    return max(products, other, tile.stage_bytes / L2_BYTES_PER_CLOCK, chain) + 0.25 * min(products, other)
 
 
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -137,6 +138,49 @@ def test_cubins_do_not_spill(target: Target) -> None:
     assert len(jobs) == 4 * len(smxx_tf32_gemm.TILES)
     used = {entry: cubin.resources for entry, cubin in zip(jobs, compile_all(list(jobs.values())), strict=True)}
     assert not {entry: r for entry, r in used.items() if r.local}
+
+
+def longest_chain(text: str) -> int:
+    """Of the products in PTX that add to one another's results."""
+    depth: dict[str, int] = {}
+    for line in text.splitlines():
+        if move := re.match(r"\s*mov\.f32\s+(%f\d+), (\S+);", line):
+            depth[move[1]] = depth.get(move[2], 0)
+        elif product := re.match(r"\s*mma\.sync\S+ \{(%f\d+),.*\{(%f\d+),", line):
+            depth[product[1]] = depth.get(product[2], 0) + 1
+    return max(depth.values())
+
+
+def test_small_warps_have_a_sum_for_each_product() -> None:
+    """Four steps of K in a tile: as many products wait for each other there, and three times as many elsewhere."""
+    chains = {}
+    for config in smxx_tf32_gemm.configs(PATCHES, HOPPER):
+        if config["SPLITS"] == 1:
+            tile = smxx_tf32_gemm.Tile.of(config, product(PATCHES))
+            (stage,) = smxx_tf32_gemm.stages(PATCHES, config, HOPPER)
+            chains[tile] = longest_chain(ptx_of(Job.of(stage, HOPPER)))
+    assert len(chains) == len(smxx_tf32_gemm.TILES)
+    assert chains == {tile: 12 // tile.sums for tile in chains}
+    assert {tile.wm * tile.wn for tile in chains if tile.sums == 3} == {16 * 8, 16 * 16}
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
+def test_no_tile_is_bound_by_a_chain_of_products(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    def costs() -> list[float]:
+        return [smxx_tf32_gemm.cost(PATCHES, c, target) for c in smxx_tf32_gemm.configs(PATCHES, target)]
+
+    chained = costs()
+    monkeypatch.setattr(smxx_tf32_gemm, "MMA_CLOCKS", 0)
+    assert chained == costs()
+
+
+def test_a_chain_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small warp with one sum for all products."""
+    site = linear(50, 1024, 1024, "f32")
+    config = next(c for c in smxx_tf32_gemm.configs(site, HOPPER) if (c["BM"], c["BN"], c["SPLITS"]) == (16, 32, 1))
+    apart = smxx_tf32_gemm.cost(site, config, HOPPER)
+    monkeypatch.setattr(smxx_tf32_gemm, "FEW_FRAGMENTS", 0)
+    assert smxx_tf32_gemm.cost(site, config, HOPPER) > 1.2 * apart
 
 
 def test_three_products_for_one() -> None:
