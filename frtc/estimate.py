@@ -25,7 +25,7 @@ from frtc.console import table
 from frtc.errors import FrtcError
 from frtc.kernels.catalog import CATALOG, ELSEWHERE, Choice, NoKernel
 from frtc.kernels.dtypes import DTYPES
-from frtc.kernels.spec import Operand, Site
+from frtc.kernels.spec import Operand, Site, Stage
 from frtc.kernels.targets import Target
 from frtc.lowering.ir import Let, Module, Repeat, Run, Step, Type
 from frtc.lowering.ops import OPS
@@ -360,9 +360,18 @@ def _frozen(site: Site, own: tuple[Any, ...], target: Target, families: tuple[st
     today = CATALOG.select(site, target, families)  # knows what was measured
     for choice in (today, *CATALOG.candidates(site, target, families)):
         stages = choice.kernel.stages(site, choice.config, target)
-        if tuple((s.grid, s.block, s.smem, tuple((p.kind, p.value) for p in s.params)) for s in stages) == own:
+        if len(stages) == len(own) and all(map(_becomes, stages, own)):
             return choice
     return None
+
+
+def _becomes(stage: Stage, launch: tuple[Any, ...]) -> bool:
+    """Whether it is this launch, but for the rows that the builder has found settled."""
+    grid, block, smem, params = launch
+    ours = [(param.kind, param.value) for param in stage.params]
+    if stage.settled and len(ours) == len(params):
+        ours[stage.settled[0]] = params[stage.settled[0]]
+    return (stage.grid, stage.block, stage.smem, tuple(ours)) == (grid, block, smem, params)
 
 
 def _priced(

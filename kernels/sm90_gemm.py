@@ -43,17 +43,14 @@ FACTORS = {
 }
 LINE, BROKEN_LINES = 128, 1.6  # rows that begin inside a line of memory
 
-# BLOCKS, WN, PARTS, WARPGROUPS: parts of 64 BLOCKS rows by WN columns, arranged as sm90_gemm.cuh says. rounds: rows of
-# tiles that a block has one after the other, each stored before the next one is multiplied.
+# BLOCKS, WN, PARTS, WARPGROUPS: parts of 64 BLOCKS rows by WN columns, arranged as sm90_gemm.cuh says.
 SHAPES = (
     (3, 128, "turns", 2),  # 192 x 128: 560 rows are 2.92 tiles; many tiles, each stored while the next is multiplied
     (2, 128, "turns", 2),
     (1, 256, "turns", 2),  # 64 x 256
     (1, 160, "turns", 2),  # 64 x 160: two rounds of 512 x 4304, whose GELU takes half as long as their products
     (1, 96, "turns", 2),
-    # 128 x 256: of the bytes of shared memory that a product takes, which bound large ones, the fewest
-    (1, 256, "rounds", 2),
-    (1, 256, "rows", 2),
+    (1, 256, "rows", 2),  # 768 x 4304 at once
     (1, 192, "rows", 2),
     (1, 160, "rows", 2),
     (1, 128, "rows", 2),
@@ -118,18 +115,12 @@ class Tile:
     @property
     def cuda(self) -> str:
         flags = ", ".join(str(flag).lower() for flag in (self.persistent, self.paired, self.release == BEGUN))
-        parts = "rows" if self.above else self.parts
-        numbers = f"{self.blocks}, {self.wn}, frtc::Parts::{parts}, {self.warpgroups}, {self.stages}, {self.split}"
+        numbers = f"{self.blocks}, {self.wn}, frtc::Parts::{self.parts}, {self.warpgroups}, {self.stages}, {self.split}"
         return f"frtc::WgmmaTile<{numbers}, {flags}>"
 
     @property
     def persistent(self) -> bool:
-        return self.parts in ("turns", "rounds")
-
-    @property
-    def above(self) -> bool:
-        """Whether the warpgroups' parts lie above each other."""
-        return self.parts in ("rows", "rounds")
+        return self.parts == "turns"
 
     @property
     def shares(self) -> int:
@@ -137,7 +128,7 @@ class Tile:
 
     @property
     def bm(self) -> int:
-        return 64 * self.blocks * (self.warpgroups if self.above else 1)
+        return 64 * self.blocks * (self.warpgroups if self.parts == "rows" else 1)
 
     @property
     def bn(self) -> int:
@@ -233,7 +224,7 @@ def _fitted(tile: Tile, p: Product, target: Target, alone: bool = False) -> Tile
     """
     if tile.split > 1 and (tile.parts != "rows" or tile.bn % (8 * tile.split)):
         return None  # so few columns for so many blocks: sums would travel for longer than their products take
-    if tile.split > 1 and tile.warpgroups != 2 and tile.blocks * tile.wn >= 160:
+    if tile.split > 1 and tile.blocks * tile.wn >= 160:
         return None  # 80 accumulators leave too few registers for the sums of others: ptxas spills
     if alone and (tile.paired or math.prod(tile.tiles(p)) * tile.split > CLUSTERED[tile.split]):
         return None  # blocks that may wait for each other count on two an SM, or there are more than SMs
@@ -277,6 +268,8 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
     tall, wide = math.ceil(m / tile.bm), math.ceil(p.n / tile.bn)
     blocks = tall * wide * tile.split
     on_busiest = math.ceil(blocks / target.sms)
+    # Only blocks of 64 rows that exist are multiplied; of tiles in turns an SM has those with fewer as often as others.
+    live = math.ceil(m / 64) / (tall * tile.blocks) if tile.persistent else 1.0
     chunks = math.ceil(chunks_of(p) / tile.split)
     # Every block of 64 rows reads the whole width of w from shared memory, where the copies arrive, too.
     parts = tile.blocks * (1 if tile.parts == "turns" else tile.warpgroups)
@@ -286,7 +279,7 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
     if any(m.ld * DTYPES[m.dtype].itemsize % LINE and rows > 1 for m, rows in ((p.x, p.m), (p.w, p.n))):
         clocks *= BROKEN_LINES
     clocks *= FACTORS.get((tile.blocks, tile.wn, tile.parts, tile.warpgroups), 1.0)
-    busy_us = on_busiest * chunks * clocks / CLOCK * 1e6
+    busy_us = on_busiest * live * chunks * clocks / CLOCK * 1e6
     if busy_us > SHORT_US:
         busy_us *= CLOCK / LOADED_CLOCK
     elif tile.split > 1 and m > FEW_ROWS:
@@ -298,11 +291,8 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
     if tile.split > 1:  # what a block sends to the others
         split_us = SPLIT_US + tile.bm * tile.bn * 4 * (1 - 1 / tile.split) / CLUSTER_BYTES_PER_CLOCK / CLOCK * 1e6
     dram_us = p.nbytes / (DRAM_SHARE * target.dram) * 1e6
-    # Where warpgroups take turns: the first tile's start and the last one's end. In rounds each tile's end.
-    starts = 1 if tile.persistent else on_busiest
-    ends = 1 if tile.parts == "turns" else on_busiest
-    once_us = starts * FIRST_TILE_US + ends * store_us
-    return LAUNCH_US + once_us + max(busy_us, dram_us) + split_us
+    once_us = FIRST_TILE_US + store_us  # where warpgroups take turns: the first tile's start and the last one's end
+    return LAUNCH_US + once_us * (1 if tile.persistent else on_busiest) + max(busy_us, dram_us) + split_us
 
 
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:

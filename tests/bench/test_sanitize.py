@@ -288,7 +288,7 @@ def test_every_kernel_of_a_family_runs(family: str) -> None:
 def test_every_way_of_the_native_mainloop_runs() -> None:
     ways = {way for case in cases_of("sm_90a") if case.kernel.name == "sm90_gemm" for way in path_of(case)}
     assert ways == {
-        ("PARTS", "rows"), ("PARTS", "columns"), ("PARTS", "turns"), ("PARTS", "rounds"),
+        ("PARTS", "rows"), ("PARTS", "columns"), ("PARTS", "turns"),
         ("SPLIT", True), ("SPLIT", False), ("WARPGROUPS", True), ("WARPGROUPS", False),
     }  # fmt: skip
 

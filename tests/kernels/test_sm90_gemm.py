@@ -148,7 +148,6 @@ AWKWARD = [
     scaled(linear(7, 320, 4096, **FULL)),
     scaled(linear(1, 64, 272)),
     linear(561, 1000, 1152, **FULL),
-    linear(1300, 4104, 264, **FULL),
     linear(50, 136, 1024, **FULL),
     linear(10, 96, 4096, residual="bf16"),
     linear(13, 64, 520, "f16"),
@@ -212,9 +211,8 @@ def with_parts(site: Site, **wanted: object) -> harness.Case:
 
 
 SHARED_K, TURNS = with_parts(AWKWARD[2], SPLIT=4), with_parts(GATED[0], PARTS="turns")
-ROUNDS = with_parts(GATED[1], PARTS="rounds")
 SABOTAGED = [
-    *(harness.sabotaged(case, "FRTC_SABOTAGE=last_k_tile") for case in (SHARED_K, TURNS, ROUNDS, EVERY[0])),
+    *(harness.sabotaged(case, "FRTC_SABOTAGE=last_k_tile") for case in (SHARED_K, TURNS, EVERY[0])),
     harness.sabotaged(EVERY[0], "FRTC_SABOTAGE=neighbour_gate"),
     harness.sabotaged(EVERY[0], "FRTC_SABOTAGE=neighbour_scale"),
 ]

@@ -217,13 +217,11 @@ SABOTAGED = [
     *(harness.sabotaged(with_parts(site, **ways), f"FRTC_SABOTAGE={defect}")
       for site, ways, defects in (
           (TURNS, {"PARTS": "turns"}, ("quarter_moment", "last_k_tile")),
-          (TURNS, {"PARTS": "rounds"}, ("quarter_moment", "last_k_tile")),
           (SPLIT, {"SPLIT": 4}, ("quarter_moment", "last_k_tile")),
           (SPLIT, {"SPLIT": 1}, ("quarter_moment",)),
           (READS, {"SPLIT": 1}, ("last_moment", "neighbour_scale", "last_k_tile")),
           (READS, {"SPLIT": 2}, ("last_moment", "neighbour_scale")),
           (GATED, {"PARTS": "turns"}, ("last_moment", "neighbour_scale")),
-          (GATED, {"PARTS": "rounds"}, ("last_moment", "neighbour_scale")),
           (ROPED, {}, ("last_moment", "neighbour_scale")),
       )
       for defect in defects),
@@ -234,9 +232,7 @@ COUNTED = [
         (producer(300, 1000, 1024, "layer", residual="bf16"), {"PARTS": "rows", "SPLIT": 1}),
         (producer(300, 72, 4096, "rms", residual="bf16"), {"SPLIT": 4}),
         (producer(1200, 4104, 264, "rms", residual="bf16"), {"PARTS": "turns"}),
-        (producer(1200, 4104, 264, "rms", residual="bf16"), {"PARTS": "rounds"}),
         (deferred(gated(1200, 2000, 264), "rms", "f32"), {"PARTS": "turns"}),
-        (deferred(gated(1200, 2000, 264), "rms", "f32"), {"PARTS": "rounds"}),
         (deferred(linear(300, 72, 4096), "layer"), {"SPLIT": 2}),
         (deferred(rope_qkv(300, 2, 1, 64, 1024, rows=True), "rms"), {}),
     )
