@@ -101,7 +101,10 @@ class Policy:
         return self.steps.cameras
 
     def infer(self, observation: Mapping[str, Any], draw: int | None = None) -> Inference:
-        """Actions for an observation: cameras by role, "state", "prompt", and "noise" if the caller draws it."""
+        """Actions for an observation: cameras by role, "state", "prompt", and "noise" if the caller draws it.
+
+        draw   the number of the noise's draw, where the observation holds none; by default the next one
+        """
         if not self.busy.acquire(blocking=False):
             what = "the policy is in the middle of another inference, whose inputs this one would overwrite"
             raise UsageError("session.busy", what, hint="call infer from one thread, or take turns by a lock")
