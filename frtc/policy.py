@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from frtc.errors import FrtcError, UsageError
+from frtc.errors import FrtcError, UsageError, one_line
 from frtc.runtime.executor import Executor
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.policy import Policy as PolicySpec
@@ -83,7 +83,7 @@ class Policy:
         ordinal = ordinal_of(device)
         plan = open_plan(path, verify=ordinal is None)  # a session compares the hashes while it uploads
         for note in notes(plan):
-            LOG.warning("%s: %s", Path(path).name, note)
+            LOG.warning("%s: %s", one_line(plan.path.name), note)
         executor = executor_for(plan, ordinal, stream, untested, check_finite)
         try:
             return cls(plan, executor, seed)
@@ -170,10 +170,11 @@ load = Policy.load
 
 
 def notes(plan: Plan) -> tuple[str, ...]:
-    """What every open says: values of the policy that nothing confirmed, evidence that was ignored or is not there."""
+    """What every open says, a line each: values of the policy that nothing confirmed, evidence that was ignored or is
+    not there."""
     assumed = PolicySpec.from_json(plan.program.policy).assumed if plan.program.policy else ()
     said = (f"assumed: {a.field} = {a.value} ({a.why}); confirm with {a.option}" for a in assumed)
-    return (*said, *plan.notes, *lacks(plan))
+    return tuple(map(one_line, (*said, *plan.notes, *lacks(plan))))
 
 
 def ordinal_of(device: str | int) -> int | None:

@@ -95,6 +95,7 @@ REFUSED = [
     (lambda d: d["prepare"][0].update(border=300), "policy.value", "border 300.0 is not a byte"),
     (lambda d: d["prepare"][0]["cameras"][1].update(role="base"), "policy.value", "camera roles ['base', 'base']"),
     (lambda d: d["prepare"][0]["cameras"][1].update(role="state"), "policy.value", "apart from state, prompt, noise"),
+    (lambda d: d["prepare"][0]["cameras"][1].update(role="a\nb"), "policy.value", "16 different printable names"),
     (lambda d: d["prepare"][1]["norm"].update(mean_or_low=[1, 2]), "policy.value", "3 dims, its statistics 2 and 3"),
     (lambda d: d["prepare"][1]["norm"].update(mean_or_low=[1, 2, float("nan")]), "policy.field", "a finite number"),
     (lambda d: d["prepare"].reverse(), "policy.value", "in this order"),
