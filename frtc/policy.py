@@ -10,6 +10,7 @@ answer.latency_us                                # {"total": ..., "prepare": ...
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -179,14 +180,11 @@ def notes(plan: Plan) -> tuple[str, ...]:
 
 def ordinal_of(device: str | int) -> int | None:
     """The GPU's number; None for the CPU."""
-    if isinstance(device, int):
-        return device
-    if device == "cpu":
-        return None
-    kind, _, number = str(device).partition(":")
-    if kind != "cuda" or not (number.isdigit() or device == "cuda"):
+    text = f"cuda:{device}" if type(device) is int else device
+    found = re.fullmatch("cpu|cuda(?::([0-9]{1,4}))?", text) if isinstance(text, str) else None
+    if found is None:
         raise UsageError("option.device", f"there is no device {device!r}", [("choices", "cuda, cuda:N, cpu")])
-    return int(number or 0)
+    return None if text == "cpu" else int(found[1] or 0)
 
 
 def executor_for(
