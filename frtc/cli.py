@@ -129,7 +129,8 @@ def _run_command(name: str, rest: Sequence[str]) -> Result:
     parser = Parser(prog=f"frtc {name}", description=COMMANDS[name], allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="the result as JSON on standard output")
     module.options(parser)
-    result: Result = module.run(parser.parse_args(rest))
+    parse = parser.parse_args if "--" in rest else parser.parse_intermixed_args  # options between positionals, too
+    result: Result = module.run(parse(rest))
     return result
 
 

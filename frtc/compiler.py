@@ -57,6 +57,7 @@ from frtc.precision import (
 from frtc.report import CompileReport
 from frtc.results import RESULTS, results_of
 from frtc.runtime.emulator import Emulator
+from frtc.runtime.paths import path_of
 from frtc.runtime.plan import Program
 from frtc.runtime.plan_file import open_plan
 from frtc.runtime.policy import Assumption, Policy
@@ -131,7 +132,7 @@ def target_named(name: str) -> Target:
     if not name:
         raise UsageError("option.arch", "the name of a target is empty", [("known", ", ".join(targets))])
     if name not in targets:
-        rows = [("known", ", ".join(targets)), ("nearest", nearest(name, targets) or "none")]
+        rows = [("known", ", ".join(targets)), ("nearest", nearest(str(name), targets) or "none")]
         raise UsageError("option.arch", f"there is no target {name}", rows)
     return targets[name]
 
@@ -265,14 +266,15 @@ def compile(
     tuning     measured kernels from a file, or measure here; None: the target's table and the cost model choose
     """
     require_python()
-    options, settings, out = options or CompileOptions(), settings or Options.from_environment(), Path(out)
+    checkpoint, out = path_of("the checkpoint", checkpoint), path_of("the Plan", out)
+    options, settings = options or CompileOptions(), settings or Options.from_environment()
     target, clock = target_named(arch), Laps()
     asked = resolved(options, target, scales is not None)
     options = replace(options, precision=asked.kind)
     families = families_for(target, options.family)
     require_folder(out)
     prepared = prepare(tuning or Tuning(), target)
-    opened = open_model(Path(checkpoint), options)
+    opened = open_model(checkpoint, options)
     clock.lap("read")
     made = optimise(opened, target, options, settings, progress, scales)
     module, policy, report = made.module, made.policy, made.report

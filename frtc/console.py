@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from frtc.errors import FrtcError
+from frtc.errors import FrtcError, one_line, plain
 
 EVERY_S = 0.1  # between two redrawings of the progress line
 
@@ -39,7 +39,7 @@ def show(result: Result, as_json: bool) -> int:
     else:
         print(plain(result.text))
         if result.failure:
-            print(plain(error_text(result.failure)), file=sys.stderr)
+            print(error_text(result.failure), file=sys.stderr)
     return result.exit_code
 
 
@@ -57,16 +57,8 @@ def show_error(error: FrtcError, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"error": error_data(error)}, indent=1))
     else:
-        print(plain(error_text(error)), file=sys.stderr)
+        print(error_text(error), file=sys.stderr)
     return error.exit_code
-
-
-def plain(text: str) -> str:
-    """Names from files may hold what a terminal obeys: lines of what it shows, all else as Python writes it."""
-    return "\n".join(
-        line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
-        for line in text.split("\n")
-    )
 
 
 def error_text(error: FrtcError) -> str:
@@ -115,7 +107,7 @@ def size(nbytes: float) -> str:
 
 def table(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
     """Left-aligned columns; the last one is as long as it is."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
     if not cells:
         return ""
     widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(max(map(len, cells)))]

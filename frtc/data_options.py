@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 
 from frtc.calibrate import Wishes
 from frtc.errors import UsageError
-from frtc.options import count, number
+from frtc.options import count, number, pathname
 from frtc.scales import HEADROOM, METHODS
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     given = parser.add_argument_group("observations")
-    given.add_argument("--data", type=Path, metavar="DATA", help="LeRobot dataset's folder, or .npz")
+    given.add_argument("--data", type=pathname, metavar="DATA", help="LeRobot dataset's folder, or .npz")
     given.add_argument("--samples", type=count, default=8, metavar="N", help="observations, spread over the data")
     given.add_argument(
         "--seed", type=partial(count, least=0), default=0, metavar="N", help="other observations, other noise"

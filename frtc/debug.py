@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from frtc.codegen.build import Built
 from frtc.codegen.nvrtc import Job
 from frtc.kernels.targets import Target
-from frtc.passes.pipeline import Options
+from frtc.passes.pipeline import Options, write_dump
 
 KERNELS, SOURCES = 3, 5  # levels of FRTC_DEBUG
 
@@ -27,9 +27,7 @@ def show_kernels(built: Built, target: Target, options: Options) -> None:
             print(text, file=sys.stderr)
         if options.dump is not None:
             for folder, suffix, data in (("src", "cu", text.encode()), ("cubin", "cubin", image)):
-                path = options.dump / folder / f"{cubin}.{suffix}"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
+                write_dump(options.dump / folder / f"{cubin}.{suffix}", data)
 
 
 def jobs(built: Built, target: Target) -> Iterator[Job]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from frtc.errors import UsageError
+from frtc.options import pathname
 from frtc.passes.pipeline import Options
 
 
@@ -37,7 +37,10 @@ LEVELS = {"debug": 5, "check": 2}  # the highest of each
 def add_debug_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("debugging", "each flag wins over the variable of the same meaning")
     for setting in SETTINGS:
-        group.add_argument(setting.flag, metavar=setting.values, help=f"{setting.effect} ({setting.variable})")
+        kind = pathname if setting.values == "DIR" else str
+        group.add_argument(
+            setting.flag, type=kind, metavar=setting.values, help=f"{setting.effect} ({setting.variable})"
+        )
 
 
 def settings_of(args: argparse.Namespace) -> Options:
@@ -48,8 +51,6 @@ def settings_of(args: argparse.Namespace) -> Options:
         value = getattr(args, name)
         if value is not None:
             given[name] = _level(setting.flag, value, LEVELS[name]) if name in LEVELS else value
-    if "dump" in given:
-        given["dump"] = Path(given["dump"])
     return replace(Options.from_environment(), **given)
 
 

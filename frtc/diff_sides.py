@@ -74,17 +74,17 @@ def is_plan(path: Path) -> bool:
     """By what the file begins with; a broken .plan is opened as one, so that the error says what is broken."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
-        head = file.read(HEAD)
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+    except OSError as fault:
+        raise FrtcError("input.file", f"{path} cannot be read: {fault.strerror}") from None
     return path.suffix == ".plan" or (b'"program"' in head and b"plan_id" in head)
 
 
 def open_side(path: Path, options: PolicyOptions, adapter: Path | None = None) -> Side:
     """options, adapter: of checkpoints; a Plan has its own policy, and weights that are merged already."""
-    try:
-        plan = open_plan(path, verify=False) if is_plan(path) else None
-    except OSError as fault:
-        raise FrtcError("input.file", f"{path} cannot be read: {fault.strerror}") from None
+    plan = open_plan(path, verify=False) if is_plan(path) else None
     if plan is None:
         return of_checkpoint(path, options, adapter)
     if adapter is not None:

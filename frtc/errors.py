@@ -1,4 +1,4 @@
-"""Errors a user can cause or meet: a dotted code, what, where, what was found, what to do.
+"""Errors a user can cause or meet: a dotted code, what, where, what was found, what to do; how texts of files show.
 
 This file imports nothing, so every room of the house may use it. Exit codes are in docs/design.md, section 8.
 """
@@ -27,7 +27,8 @@ class FrtcError(Exception):
     def __str__(self) -> str:
         rows = [*self.rows, *([("hint", self.hint)] if self.hint else [])]
         width = max((len(label) for label, _ in rows), default=0)
-        return "\n".join([f"error[{self.code}]: {self.what}", *(f"  {label:<{width}}  {text}" for label, text in rows)])
+        lines = [f"error[{self.code}]: {self.what}", *(f"  {label:<{width}}  {text}" for label, text in rows)]
+        return plain("\n".join(lines))
 
 
 class UsageError(FrtcError):
@@ -46,6 +47,16 @@ class EnvironmentFault(FrtcError):
     """No GPU, driver too old, Plan built for another GPU, Python too old to compile."""
 
     exit_code = 5
+
+
+def plain(text: str) -> str:
+    """Names from files may hold what a terminal obeys: lines of what it shows, all else as Python writes it."""
+    return "\n".join(map(one_line, text.split("\n")))
+
+
+def one_line(text: str) -> str:
+    """The same where a text has one line: a second one would pass for something that frtc says."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def nearest(name: str, candidates: Iterable[str], n: int = 3) -> str:

@@ -33,7 +33,7 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     policy.add_argument("--layout", choices=get_args(Layout), default="hwc", help="axes of camera frames")
     policy.add_argument("--pixel", choices=get_args(Pixel), default="rgb8", help="colour order and type of frames")
     policy.add_argument("--asset", metavar="NAME", help="which of several statistics")
-    policy.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json; goes into the Plan")
+    policy.add_argument("--tokenizer", type=pathname, metavar="FILE", help="tokenizer.json; goes into the Plan")
     policy.add_argument(
         "--actions", metavar="KIND", help="absolute, delta or delta:MASK (6,-1: six delta, one absolute)"
     )
@@ -49,7 +49,7 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
 
 def add_adapter_option(parser: argparse._ActionsContainer) -> None:
     about = "LoRA adapter that is merged into the checkpoint; one beside its weights is found"
-    parser.add_argument("--adapter", type=Path, metavar="DIR", help=about)
+    parser.add_argument("--adapter", type=pathname, metavar="DIR", help=about)
 
 
 def policy_options(args: argparse.Namespace) -> PolicyOptions:
@@ -88,6 +88,21 @@ def count(text: str, least: int = 1) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(MOST)) and least <= int(text) <= MOST):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {MOST}")
     return int(text)
+
+
+def pathname(text: str) -> Path:
+    """The type of an option that names a file or folder: an empty one would be the folder that the process is in."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty, and names nothing")
+    return Path(text)
+
+
+def given(args: argparse.Namespace, options: Callable[[argparse.ArgumentParser], None]) -> dict[str, str]:
+    """Those of a command's options that have not their default: name in `args` -> flag."""
+    parser = argparse.ArgumentParser(add_help=False)
+    options(parser)
+    actions = [a for a in parser._actions if a.option_strings and getattr(args, a.dest) != a.default]
+    return {a.dest: a.option_strings[-1 if getattr(args, a.dest) is False else 0] for a in actions}
 
 
 def number(low: float, high: float) -> Callable[[str], float]:

@@ -10,6 +10,7 @@ answer.latency_us                                # {"total": ..., "prepare": ...
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from frtc.errors import FrtcError, UsageError
+from frtc.errors import FrtcError, UsageError, one_line
 from frtc.runtime.executor import Executor
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.policy import Policy as PolicySpec
@@ -83,7 +84,7 @@ class Policy:
         ordinal = ordinal_of(device)
         plan = open_plan(path, verify=ordinal is None)  # a session compares the hashes while it uploads
         for note in notes(plan):
-            LOG.warning("%s: %s", Path(path).name, note)
+            LOG.warning("%s: %s", one_line(plan.path.name), note)
         executor = executor_for(plan, ordinal, stream, untested, check_finite)
         try:
             return cls(plan, executor, seed)
@@ -101,7 +102,10 @@ class Policy:
         return self.steps.cameras
 
     def infer(self, observation: Mapping[str, Any], draw: int | None = None) -> Inference:
-        """Actions for an observation: cameras by role, "state", "prompt", and "noise" if the caller draws it."""
+        """Actions for an observation: cameras by role, "state", "prompt", and "noise" if the caller draws it.
+
+        draw   the number of the noise's draw, where the observation holds none; by default the next one
+        """
         if not self.busy.acquire(blocking=False):
             what = "the policy is in the middle of another inference, whose inputs this one would overwrite"
             raise UsageError("session.busy", what, hint="call infer from one thread, or take turns by a lock")
@@ -167,22 +171,20 @@ load = Policy.load
 
 
 def notes(plan: Plan) -> tuple[str, ...]:
-    """What every open says: values of the policy that nothing confirmed, evidence that was ignored or is not there."""
+    """What every open says, a line each: values of the policy that nothing confirmed, evidence that was ignored or is
+    not there."""
     assumed = PolicySpec.from_json(plan.program.policy).assumed if plan.program.policy else ()
     said = (f"assumed: {a.field} = {a.value} ({a.why}); confirm with {a.option}" for a in assumed)
-    return (*said, *plan.notes, *lacks(plan))
+    return tuple(map(one_line, (*said, *plan.notes, *lacks(plan))))
 
 
 def ordinal_of(device: str | int) -> int | None:
     """The GPU's number; None for the CPU."""
-    if isinstance(device, int):
-        return device
-    if device == "cpu":
-        return None
-    kind, _, number = str(device).partition(":")
-    if kind != "cuda" or not (number.isdigit() or device == "cuda"):
+    text = f"cuda:{device}" if type(device) is int else device
+    found = re.fullmatch("cpu|cuda(?::([0-9]{1,4}))?", text) if isinstance(text, str) else None
+    if found is None:
         raise UsageError("option.device", f"there is no device {device!r}", [("choices", "cuda, cuda:N, cpu")])
-    return int(number or 0)
+    return None if text == "cpu" else int(found[1] or 0)
 
 
 def executor_for(

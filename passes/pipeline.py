@@ -115,8 +115,17 @@ def _log(options: Options, name: str, report: Report, fired: Counter[str], modul
 
 def _dump(module: Module, number: int, name: str, options: Options) -> None:
     if options.dump is not None:
-        options.dump.mkdir(parents=True, exist_ok=True)
-        (options.dump / f"{number:02d}_{name}.ir").write_text(show_module(module))
+        write_dump(options.dump / f"{number:02d}_{name}.ir", show_module(module).encode())
+
+
+def write_dump(path: Path, data: bytes) -> None:
+    """A file of FRTC_DUMP, its folder made where there is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    except OSError as fault:
+        hint = "--dump and FRTC_DUMP name a folder that can be written to"
+        raise FrtcError("output.write", f"cannot write {path}: {fault.strerror}", hint=hint) from None
 
 
 def _reproducer(module: Module, name: str) -> str:

@@ -18,6 +18,7 @@ from frtc.errors import FrtcError, UsageError, nearest
 from frtc.kernels.dtypes import DTYPES
 from frtc.runtime.finite import refusal
 from frtc.runtime.frames import Frames
+from frtc.runtime.masked import require_unmasked
 from frtc.runtime.plan import Program, Ref, Slot
 from frtc.runtime.timing import Timing
 from frtc.runtime.validate import rounds_of
@@ -129,6 +130,7 @@ class Executor(ABC):
         """Where an input like `values` lies on the host."""
         self._require_open()
         slot = _find(self.inputs, name, "input")
+        require_unmasked(f"input {name}", values)
         if not isinstance(values, np.ndarray) or (values.dtype, values.shape) != (DTYPES[slot.dtype].numpy, slot.shape):
             about = f"{values.dtype}{list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
             what = f"input {name} is {about}, the Plan takes {slot.dtype}{list(slot.shape)}"

@@ -163,8 +163,8 @@ class _Camera:
 
     def look(self, frame: Any) -> Array | DeviceArray:
         """The frame, on the host or on the device; an error where it is not as declared."""
-        if isinstance(frame, np.ndarray) and self.form == _form(frame) and not self.is_float:
-            return frame  # as the last one; of floats the values are looked at each time
+        if type(frame) is np.ndarray and self.form == _form(frame) and not self.is_float:
+            return frame  # as the last one; of floats the values are looked at each time, of subclasses all
         on_host = isinstance(frame, np.ndarray) or not on_device(frame)
         if on_host:
             found: Array | DeviceArray = read_image(self.camera, frame)

@@ -19,6 +19,7 @@ from typing import Any
 from frtc.errors import FrtcError
 from frtc.kernels.smxx_frames import CUBIN
 from frtc.runtime.manifest import File, read_manifest
+from frtc.runtime.paths import path_of
 from frtc.runtime.plan import Program
 from frtc.runtime.validate import check_cubins, check_frames, check_manifest
 
@@ -128,7 +129,7 @@ class Plan:
 
 def open_plan(path: str | Path, verify: bool = True) -> Plan:
     """Map a Plan and check everything it says. `verify=False` leaves the hashes of the weights to `Plan.verify`."""
-    path = Path(path)
+    path = path_of("the Plan", path)
     data, header = _map(path)
     metadata = header.pop("__metadata__", None)
     if not isinstance(metadata, dict) or set(metadata) != {"program", "evidence"}:
@@ -157,11 +158,13 @@ def open_plan(path: str | Path, verify: bool = True) -> Plan:
 def _map(path: Path) -> tuple[memoryview, dict[str, Any]]:
     """(the data behind the header, the header)."""
     try:
+        if path.exists() and not path.is_file():  # nobody may ever write into a pipe
+            raise OSError(None, "it is a folder" if path.is_dir() else "it is no regular file")
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b""
-    except OSError as fault:
-        what = f"the Plan cannot be opened: {fault.strerror or fault}"
+    except (OSError, ValueError) as fault:  # ValueError: no name that the system can have
+        what = f"the Plan cannot be opened: {getattr(fault, 'strerror', None) or fault}"
         raise FrtcError("plan.missing", what, [("path", str(path))]) from None
     if size <= 8:
         raise FrtcError("plan.truncated", f"the file ends after {size} bytes", [("path", str(path))])

@@ -310,8 +310,9 @@ def _size(name: str, value: int) -> Iterator[str]:
 
 def _image_problems(images: Images) -> Iterator[str]:
     roles = [camera.role for camera in images.cameras]
-    if not 1 <= len(roles) <= 16 or len(set(roles)) != len(roles) or set(roles) & {*RESERVED, ""}:
-        yield f"camera roles {roles} are not 1 to 16 different names apart from {', '.join(RESERVED)}"
+    known = len(set(roles)) == len(roles) and not set(roles) & {*RESERVED, ""} and all(map(str.isprintable, roles))
+    if not 1 <= len(roles) <= 16 or not known:
+        yield f"camera roles {roles} are not 1 to 16 different printable names apart from {', '.join(RESERVED)}"
     yield from _size("images.size", images.size)
     if images.resize == "pil_bilinear" and images.border not in range(256):
         yield f"border {images.border} is not a byte"

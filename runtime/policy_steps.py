@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frtc.errors import FrtcError, nearest
+from frtc.runtime.masked import require_unmasked
 from frtc.runtime.noise import normal
 from frtc.runtime.policy import Absolute, Images, Noise, Policy, Prompt, Slice, State, Tokens, Unnormalise
 from frtc.runtime.prompt import PromptStep
@@ -67,7 +68,7 @@ class PolicySteps:
     ) -> Prepared:
         """Device inputs for one inference.
 
-        draw   the number of the Philox draw; by default the next one
+        draw   the number of the Philox draw; by default the next one, and none where the observation holds noise
         take   what the camera frames are given to as they are, instead of the image step here
         into   arrays for the inputs, by name and as in Policy.device_inputs, instead of those here; after an error some
                of them are new
@@ -120,6 +121,10 @@ class PolicySteps:
             self.draw = number + 1
             inputs["noise"][...] = self._drawn(number)
             return number
+        if draw is not None:
+            what = f"the observation holds noise, and draw {draw!r} asks for another"
+            raise FrtcError("input.noise", what, hint="leave one of them out")
+        require_unmasked("the noise", given)
         shape = (self.noise.horizon, self.noise.width)
         if not isinstance(given, np.ndarray) or given.dtype != np.float32 or given.shape != shape:
             found = f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else type(given).__name__
@@ -163,7 +168,7 @@ class PolicySteps:
 
 def _number(what: str, given: object) -> int:
     """What a Philox key or counter has 64 bits for."""
-    if isinstance(given, (int, np.integer)) and 0 <= given < 1 << 64:
+    if isinstance(given, (int, np.integer)) and not isinstance(given, bool) and 0 <= given < 1 << 64:
         return int(given)
     raise FrtcError("input.noise", f"the {what} of the noise is {given!r}, not a whole number from 0 to 2**64 - 1")
 

@@ -21,6 +21,7 @@ from frtc.errors import FrtcError
 from frtc.kernels.dtypes import DTYPES
 from frtc.runtime.device_array import CUDA, CUDA_MANAGED, DeviceArray
 from frtc.runtime.driver import Driver
+from frtc.runtime.masked import require_unmasked
 from frtc.runtime.policy import Camera, Images
 
 Array = NDArray[Any]
@@ -207,6 +208,7 @@ def read_image(camera: Camera, image: object) -> Array:
     """The picture as a view [height, width, RGB]; what it must be is declared, never guessed from its shape."""
     if not isinstance(image, np.ndarray):
         raise _not_of_type(camera, type(image).__name__)
+    require_unmasked(f"image {camera.role}", image)
     if image.dtype != _dtype(camera):
         raise _not_of_type(camera, f"{image.dtype} array")
     _require_shape(camera, image.shape)

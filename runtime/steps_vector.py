@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frtc.errors import FrtcError
+from frtc.runtime.masked import require_unmasked
 from frtc.runtime.policy import Linkage, Norm, Rescale, Scale, State, VectorSteps
 
 Array = NDArray[Any]
@@ -105,23 +106,22 @@ def read_state(step: State, value: object) -> Array:
     """The state as a float array [dim] in robot units, a copy; its values are not looked at."""
     if type(value) is np.ndarray and value.dtype.kind == "f" and value.shape == (step.dim,):
         return value.copy()
+    require_unmasked("the state", value)
+    declared = ("declared", f"{step.dim} numbers in robot units")
     try:
-        state = np.array(value)
-    except ValueError:
-        state = np.array(None)
+        state = np.asarray(value)
+    except Exception as fault:  # of uneven lists; of other libraries' arrays on a GPU or of another type, in any way
+        what = f"the state, a {type(value).__name__}, becomes no NumPy array"
+        raise FrtcError("input.state_dtype", what, [declared, ("reason", str(fault))]) from None
     if state.dtype.kind != "f":
-        raise FrtcError(
-            "input.state_dtype",
-            f"the state is {state.dtype}, not floating point",
-            [("declared", f"{step.dim} numbers in robot units")],
-        )
+        raise FrtcError("input.state_dtype", f"the state is {state.dtype}, not floating point", [declared])
     if state.shape != (step.dim,):
         raise FrtcError(
             "input.state_shape",
             f"the state has the shape {list(state.shape)}, not [{step.dim}]",
             hint="one number per dimension of the statistics, not padded; --state-dim sets it",
         )
-    return state
+    return np.array(state)
 
 
 def _require_finite(state: Array) -> None:

@@ -106,6 +106,10 @@ def _check_names(manifest: Manifest) -> None:
         names = [r.name for r in records]
         if len(set(names)) != len(names) or not all(name and name.isprintable() for name in names):
             raise bad(f"{kind} names", f"twice, empty or unprintable among {len(names)}")
+    built = program.target
+    for text in (program.model, built.name, built.nvcc, built.family, built.evidence):
+        if not text.isprintable():
+            raise bad("program", f"model and target have texts that are not printable: {text!r}")
     for file in manifest.files:
         if file.name.startswith(("w:", "__")) or not 0 <= file.nbytes <= NBYTES_MOST:
             raise bad(f"file {file.name!r}", f"a name of another kind, or {file.nbytes} bytes")

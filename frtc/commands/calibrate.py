@@ -14,7 +14,7 @@ from frtc.compiler import CompileOptions, require_python
 from frtc.console import Progress, Result, table
 from frtc.data_options import add_data_options, require_data, wishes
 from frtc.errors import UsageError
-from frtc.options import add_policy_options, choices, policy_options
+from frtc.options import add_policy_options, choices, pathname, policy_options
 from frtc.passes.sites import UNNORMED
 from frtc.policy_options import PolicyOptions
 from frtc.recalibrate import replace_scales
@@ -24,11 +24,11 @@ from frtc.update import Chosen
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, help="folder or safetensors file")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: CHECKPOINT.scales, here")
-    parser.add_argument("--into", type=Path, metavar="PLAN", help="replace the scales in a Plan of this checkpoint; "
+    parser.add_argument("checkpoint", type=pathname, help="folder or safetensors file")
+    parser.add_argument("-o", "--output", type=pathname, metavar="FILE", help="default: CHECKPOINT.scales, here")
+    parser.add_argument("--into", type=pathname, metavar="PLAN", help="replace the scales in a Plan of the checkpoint; "
                         "its options count")  # fmt: skip
-    parser.add_argument("--scales", type=Path, metavar="FILE", help="with --into: these, and no data")
+    parser.add_argument("--scales", type=pathname, metavar="FILE", help="with --into: these, and no data")
     parser.add_argument("--self-test", action="store_true", help="with --into: make the vectors of a self-test, too")
     add_data_options(parser)
     add_policy_options(parser)

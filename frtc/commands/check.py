@@ -15,7 +15,7 @@ from frtc.console import Progress, Result, size, table
 from frtc.errors import FrtcError
 from frtc.models.checkpoint import Checkpoint
 from frtc.observation import reason
-from frtc.options import add_policy_options, choices, policy_options
+from frtc.options import add_policy_options, choices, pathname, policy_options
 from frtc.report import facts_text
 from frtc.runtime.policy import Norm
 from frtc.runtime.steps_vector import Normaliser, apply
@@ -24,9 +24,9 @@ NARROW = 0.02  # of the statistics' range: a dimension that moves less than this
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("checkpoint", type=pathname)
     parser.add_argument("--weights", action="store_true", help="also read every tensor: NaN and infinity are errors")
-    parser.add_argument("--data", type=Path, metavar="FILE",
+    parser.add_argument("--data", type=pathname, metavar="FILE",
                         help=".npz with `state` or `actions` [N, dim]: do the statistics fit them?")  # fmt: skip
     add_policy_options(parser)
 

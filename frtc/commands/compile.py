@@ -20,7 +20,7 @@ from frtc.console import Progress, Result
 from frtc.data_options import add_data_options, require_data, wishes
 from frtc.debug_options import add_debug_options, settings_of
 from frtc.errors import UsageError
-from frtc.options import add_policy_options, choices, policy_options
+from frtc.options import add_policy_options, choices, pathname, policy_options
 from frtc.precision import read_precision
 from frtc.scales import Scales
 from frtc.scales_file import read_scales
@@ -30,21 +30,21 @@ LONGEST_S = 86400.0  # of tuning
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, help="folder or safetensors file")
+    parser.add_argument("checkpoint", type=pathname, help="folder or safetensors file")
     parser.add_argument("--arch", required=True, metavar="GPU", help="target; `frtc models` lists them")
-    parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="default: CHECKPOINT-GPU.plan, here")
+    parser.add_argument("-o", "--output", type=pathname, metavar="PLAN", help="default: CHECKPOINT-GPU.plan, here")
     parser.add_argument("--precision", metavar="KIND", help="bf16, fp8, w8a16, or FILE.toml that says it by stage and "
                         "site; default: fp8 where the GPU has instructions for it, else w8a16")  # fmt: skip
-    parser.add_argument("--scales", type=Path, metavar="FILE", help="activation scales of `frtc calibrate`, for fp8; "
-                        "without them FP8 finds one for each row as it runs")  # fmt: skip
+    parser.add_argument("--scales", type=pathname, metavar="FILE", help="activation scales of `frtc calibrate`, for "
+                        "fp8; without them FP8 finds one for each row as it runs")  # fmt: skip
     parser.add_argument("--family", choices=FAMILY_NAMES, help="native: the GPU's own instructions, where kernels "
                         "for them exist (hopper's default)")  # fmt: skip
     parser.add_argument("--tune", action="store_true", help="measure kernels for every site, alone and in the whole "
                         "program, on the GPU that is here, which must be the target's; take the fastest")  # fmt: skip
     parser.add_argument("--tune-seconds", type=float, metavar="S",
                         help=f"with --tune: begin no measurement after so long; default {SECONDS:g}")  # fmt: skip
-    parser.add_argument("--tactics", type=Path, metavar="FILE", help="measured choices of kernels: with --tune written "
-                        "there, without it used, and no GPU is needed")  # fmt: skip
+    parser.add_argument("--tactics", type=pathname, metavar="FILE", help="measured choices of kernels: with --tune "
+                        "written there, without it used, and no GPU is needed")  # fmt: skip
     parser.add_argument("--no-self-test", action="store_true", help="leave the self-test's vectors out")
     add_data_options(parser)
     add_policy_options(parser)

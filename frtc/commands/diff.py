@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from frtc.console import Progress, Result, size, table
@@ -13,6 +12,7 @@ from frtc.diff_numbers import Numbers
 from frtc.diff_plans import Changed, Launches, StageDiff
 from frtc.diff_weights import Moved, Weights
 from frtc.errors import CheckFailed
+from frtc.options import pathname
 from frtc.policy import ordinal_of
 from frtc.policy_options import PolicyOptions
 
@@ -20,8 +20,8 @@ SHOWN = 12  # rows of a section; --all shows every one, --json has them all
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", type=Path, metavar="A", help="checkpoint or Plan")
-    parser.add_argument("b", type=Path, metavar="B", help="checkpoint or Plan")
+    parser.add_argument("a", type=pathname, metavar="A", help="checkpoint or Plan")
+    parser.add_argument("b", type=pathname, metavar="B", help="checkpoint or Plan")
     parser.add_argument("--all", action="store_true", help="every difference, not the first of each section")
     parser.add_argument("--exit-code", action="store_true", help="exit 3 if they differ; else 0 whenever it ran")
     parser.add_argument("--weights", action=argparse.BooleanOptionalAction, default=True, help="read all weights")
@@ -30,8 +30,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="of --numbers: cpu (default, the emulator), cuda, cuda:N")
     parser.add_argument("--seed", type=int, default=0, help="of the observation and the noise")
     said = parser.add_argument_group("checkpoints", "what their files do not say")
-    said.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter that is merged into B")
-    said.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, of both")
+    said.add_argument("--adapter", type=pathname, metavar="DIR", help="LoRA adapter that is merged into B")
+    said.add_argument("--tokenizer", type=pathname, metavar="FILE", help="tokenizer.json, of both")
     said.add_argument("--asset", metavar="NAME", help="which of several statistics, of both")
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from frtc.cli import Parser
 from frtc.codegen.fusible import implements
 from frtc.compiler import FAMILY_NAMES, CompileOptions, families_for, import_module, open_model, target_named
 from frtc.console import Progress, Result
@@ -28,7 +26,7 @@ from frtc.estimate import (
 )
 from frtc.kernels.targets import Target, load_targets
 from frtc.lowering.ir import Module, fresh_nodes
-from frtc.options import add_policy_options, choices, policy_options
+from frtc.options import add_policy_options, choices, given, pathname, policy_options
 from frtc.passes.pipeline import Options, run_passes
 from frtc.passes.precision import Precision
 from frtc.passes.standard import pipeline
@@ -38,11 +36,10 @@ from frtc.selftest import precision_of
 
 Pricing = Callable[[Target], Estimate]
 BECAUSE = "because"
-OURS = ("source", "arch", "json")  # what means something beside a Plan, too
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", type=Path, metavar="PLAN|CHECKPOINT")
+    parser.add_argument("source", type=pathname, metavar="PLAN|CHECKPOINT")
     parser.add_argument("--arch", metavar="GPU[,GPU...]", help="targets; default: all")
     parser.add_argument("--precision", metavar="KIND", help="bf16, fp8, w8a16 or FILE.toml; default: the GPU's")
     parser.add_argument("--static-scales", action="store_true",
@@ -101,12 +98,8 @@ def _of_plan(args: argparse.Namespace, fit: Fitted) -> Pricing:
 
 def _require_no_choices(args: argparse.Namespace) -> None:
     """A Plan has its sizes, precision and kernels: an option that says others would be ignored."""
-    parser = Parser()
-    options(parser)
-    given = [name for name, value in vars(args).items() if name not in OURS and value != parser.get_default(name)]
-    if given:
-        flag = "--" + given[0].replace("_", "-")
-        raise UsageError("estimate.option", f"{flag} says nothing of a Plan", hint="give the checkpoint instead")
+    if flags := [flag for name, flag in given(args, options).items() if name != "arch"]:
+        raise UsageError("estimate.option", f"{flags[0]} says nothing of a Plan", hint="give the checkpoint instead")
 
 
 def _of_checkpoint(args: argparse.Namespace, targets: Sequence[Target], fit: Fitted, progress: Progress) -> Pricing:

@@ -23,20 +23,23 @@ from frtc.explain import OUTCOMES, Chosen, Explanation, Fate, explain
 from frtc.lowering.ir import Module, Run, fresh_nodes
 from frtc.lowering.programs import define_weights
 from frtc.lowering.text import parse, parse_module
-from frtc.options import add_policy_options, choices, policy_options
+from frtc.options import add_policy_options, choices, pathname, policy_options
 from frtc.passes.precision import Precision
 from frtc.passes.standard import pipeline
-from frtc.precision import default_kind, read_precision, require_known, require_possible
+from frtc.precision import default_kind, read_precision, require_known, require_possible, require_used
+from frtc.scales_file import read_scales
 
 SHOWN = 3  # kernels not taken; --all shows every one
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, help="folder, safetensors file, or IR text (.ir)")
+    parser.add_argument("checkpoint", type=pathname, help="folder, safetensors file, or IR text (.ir)")
     parser.add_argument("--arch", required=True, metavar="GPU")
     parser.add_argument("--node", metavar="TEXT", help="only nodes and calls whose op, call or location holds this")
     parser.add_argument("--all", action="store_true", help="every node and every kernel not taken")
     parser.add_argument("--precision", metavar="KIND", help="bf16, fp8, w8a16 or FILE.toml; default: the GPU's")
+    parser.add_argument("--scales", type=pathname, metavar="FILE", help="activation scales of `frtc calibrate`, as of "
+                        "`frtc compile`: they decide which sites stay in 16 bits and keep their norms")  # fmt: skip
     parser.add_argument("--family", choices=FAMILY_NAMES)
     add_policy_options(parser)
 
@@ -47,16 +50,25 @@ def run(args: argparse.Namespace) -> Result:
     families = families_for(target, args.family)
     asked = read_precision(args.precision)
     require_possible(asked, target)
+    if args.scales is not None:
+        require_used(asked, target, args.family)
+    scales = read_scales(args.scales) if args.scales is not None else None
     if args.checkpoint.suffix == ".ir":
-        module = read_ir(args.checkpoint)
+        if scales is not None:
+            what = "--scales are of a checkpoint, and IR text does not say of which it is"
+            raise UsageError("option.scales", what, hint="explain the checkpoint")
+        opened, module = None, read_ir(args.checkpoint)
     else:
         opened = open_model(args.checkpoint, CompileOptions(policy_options(args), **choices(args)))
         module = import_module(opened, progress=progress)
         progress.close()
-    precision = Precision(asked.kind or default_kind(target, families), dict(asked.stages), asked.keep)
+    kind, fallen = asked.kind or default_kind(target, families), scales.fallen() if scales is not None else {}
+    precision = Precision(kind, dict(asked.stages), asked.keep, scales is not None, fallen)
 
     def named(front: Module) -> Module:
         require_known(asked, front)
+        if scales is not None and opened is not None:
+            scales.require(opened, front)
         return front
 
     found = explain(module, pipeline(implements(target, families), precision, front=named), target, families)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from frtc.console import Result, size, table
+from frtc.options import pathname
 from frtc.policy import notes
 from frtc.products import precision_data, precision_line, precision_rows, products_of
 from frtc.report import launches_of, memory_rows
@@ -22,7 +22,7 @@ PARTS = ("calls", "kernels", "sites", "weights")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path)
+    parser.add_argument("plan", type=pathname)
     for part in PARTS:
         parser.add_argument(f"--{part}", action="store_true", help=f"list all {part}")
 

@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from frtc import observation
 from frtc.console import Progress, Result, size
 from frtc.device import about
 from frtc.errors import CheckFailed, EnvironmentFault, FrtcError, UsageError
-from frtc.options import count, number
+from frtc.options import count, number, pathname
 from frtc.policy import Inference, Policy
 from frtc.runtime.own_file import partial
 from frtc.runtime.timing import Spread, Timing
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
 
 HOST = ("total", "prepare", "run", "finish")
 TIMED_WHERE = "time launches on the Plan's GPU; `frtc run PLAN --device cpu` without --profile and --report needs none"
+MOST_US = 1e12  # of a baseline's p50
 SLACK = 1.05  # a baseline holds if no p50 of today is more than 5 % above it
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path)
+    parser.add_argument("plan", type=pathname)
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N, or cpu: the emulator, slow and exact")
     parser.add_argument("--untested", action="store_true", help="run kernels that nobody has run on this GPU although "
                         "their self-test has not passed here")  # fmt: skip
@@ -41,7 +43,7 @@ def options(parser: argparse.ArgumentParser) -> None:
                         help="exit 3 and name the stage where an output is NaN or infinite (default)")  # fmt: skip
     given = parser.add_argument_group("observation", "what is not given is made from the seed")
     given.add_argument("--image", action="append", default=[], metavar="ROLE=FILE", help="a camera frame")
-    given.add_argument("--state", type=Path, metavar="FILE", help=".npy, robot units")
+    given.add_argument("--state", type=pathname, metavar="FILE", help=".npy, robot units")
     given.add_argument("--prompt", metavar="TEXT")
     given.add_argument("--seed", type=int, default=0, help="of noise and of what is not given")
     timing = parser.add_argument_group("timing", "host to host: raw observation to robot actions, one in flight")
@@ -52,22 +54,24 @@ def options(parser: argparse.ArgumentParser) -> None:
                         help="also time the first inference after S idle seconds")  # fmt: skip
     timing.add_argument("--budget", type=number(0, 1_000_000_000), metavar="MS",
                         help="fail (exit 3) if p99 host to host is longer")  # fmt: skip
-    timing.add_argument("--baseline", type=Path, metavar="FILE",
+    timing.add_argument("--baseline", type=pathname, metavar="FILE",
                         help="JSON of an earlier `run --json`: exit 3 if the p50 of total is 5 %% slower")  # fmt: skip
     timing.add_argument("--profile", action="store_true",
                         help="also time every launch of the Plan, and set it beside the target's roofline")  # fmt: skip
-    timing.add_argument("--report", type=Path, metavar="FILE", help="write the profile as one HTML page; has --profile")
+    timing.add_argument(
+        "--report", type=pathname, metavar="FILE", help="write the profile as one HTML page; has --profile"
+    )
     parser.add_argument(
-        "--actions", type=Path, metavar="FILE", help="write the actions as .npy, under exactly this name"
+        "--actions", type=pathname, metavar="FILE", help="write the actions as .npy, under exactly this name"
     )
 
 
 def run(args: argparse.Namespace) -> Result:
     baseline = _baseline(args.baseline) if args.baseline else None
-    profiled = _checked(args)
+    profiled, frames = _checked(args), frames_named(args.image)
     progress = Progress()
     with _loaded(args, profiled) as policy:
-        seen = observation.from_files(policy.steps, dict(map(pair, args.image)), args.state, args.prompt, args.seed)
+        seen = observation.from_files(policy.steps, frames, args.state, args.prompt, args.seed)
         policy.warm()
         first = policy.infer(seen, draw=0)
         runs = args.runs or (1 if args.device == "cpu" else 100)
@@ -220,10 +224,21 @@ def _judge(total: Spread, budget_ms: float | None, baseline: float | None) -> Ch
 def _baseline(path: Path) -> float:
     """p50 of an earlier run, microseconds."""
     try:
-        return float(json.loads(path.read_text())["host_us"]["total"]["p50"])
-    except (OSError, ValueError, KeyError, TypeError) as fault:
+        p50 = json.loads(path.read_text())["host_us"]["total"]["p50"]
+        if type(p50) not in (int, float) or not 0 < p50 <= MOST_US:
+            raise ValueError(f"its p50 is {p50!r}")
+        return float(p50)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as fault:
         hint = "a baseline is what `frtc run --json` printed"
         raise FrtcError("run.baseline_file", f"{path} is no baseline: {fault!r}", hint=hint) from None
+
+
+def frames_named(texts: Sequence[str]) -> dict[str, Path]:
+    """Files of --image by role."""
+    pairs = list(map(pair, texts))
+    if twice := [role for role, count in Counter(role for role, _ in pairs).items() if count > 1]:
+        raise UsageError("option.image", f"--image names {twice[0]} twice", hint="leave one of them out")
+    return dict(pairs)
 
 
 def pair(text: str) -> tuple[str, Path]:

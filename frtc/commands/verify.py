@@ -10,38 +10,40 @@ from typing import Any
 
 from frtc import observation, selftest
 from frtc.bisect import Departure, Emulated, Opinion, first_departure
-from frtc.commands.run import pair
+from frtc.commands.run import frames_named
 from frtc.console import Progress, Result, table
 from frtc.errors import CheckFailed, UsageError
-from frtc.options import add_adapter_option, count
+from frtc.options import add_adapter_option, count, given, pathname
 from frtc.policy import Policy, ordinal_of
 from frtc.proven import forget, remember
 from frtc.verified import Dimension, Verified
 
 SHOWN = 12  # rows of a table; --json has them all
+ALWAYS = ("device", "scales")  # options that every comparison reads, or refuses by itself
+OBSERVED = ("image", "state", "prompt", "seed", "data")  # options that say what to run on
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("checkpoint", type=Path, nargs="?", help="compare with this checkpoint, in fp32")
+    parser.add_argument("plan", type=pathname)
+    parser.add_argument("checkpoint", type=pathname, nargs="?", help="compare with this checkpoint, in fp32")
     parser.add_argument(
         "--self-test", action="store_true", help="the vectors in the Plan: the default without CHECKPOINT"
     )
     add_adapter_option(parser)
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:N, or cpu: the emulator")
     parser.add_argument("--bisect", action="store_true", help="name the first call that departs, instead of the check")
-    parser.add_argument("--scales", type=Path, metavar="FILE", help="with --bisect and CHECKPOINT: activation scales "
-                        "of `frtc calibrate`; default: those that the Plan's evidence names")  # fmt: skip
+    parser.add_argument("--scales", type=pathname, metavar="FILE", help="with --bisect and CHECKPOINT: activation "
+                        "scales of `frtc calibrate`; default: those that the Plan's evidence names")  # fmt: skip
     parser.add_argument("--record", action=argparse.BooleanOptionalAction, default=True,
                         help="keep what passed against CHECKPOINT in the Plan's evidence (default)")  # fmt: skip
     given = parser.add_argument_group(
         "observation", "for CHECKPOINT and --bisect; what is not given is made from the seed"
     )
     given.add_argument("--image", action="append", default=[], metavar="ROLE=FILE")
-    given.add_argument("--state", type=Path, metavar="FILE")
+    given.add_argument("--state", type=pathname, metavar="FILE")
     given.add_argument("--prompt", metavar="TEXT")
     given.add_argument("--seed", type=int, default=0)
-    given.add_argument("--data", type=Path, metavar="DATA",
+    given.add_argument("--data", type=pathname, metavar="DATA",
                        help="instead: recorded ones, a LeRobot dataset or .npz, as of `frtc calibrate`")  # fmt: skip
     given.add_argument("--samples", type=count, default=1, metavar="N",
                        help="against CHECKPOINT: N observations, what is not given from --seed and the seeds after it, "
@@ -50,6 +52,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     ordinal, progress = ordinal_of(args.device), Progress()
+    _require_read(args)
     if args.scales and not (args.bisect and args.checkpoint):
         what = "--scales are for --bisect against a checkpoint"
         raise UsageError("verify.scales", what, hint="every other comparison needs none")
@@ -65,6 +68,23 @@ def run(args: argparse.Namespace) -> Result:
             return _checkpoint(args, policy, progress)
     finally:
         progress.close()
+
+
+def _require_read(args: argparse.Namespace) -> None:
+    """An option that the comparison does not read would be ignored; of two comparisons one would not be made."""
+    other = "--bisect" if args.bisect else "CHECKPOINT" if args.checkpoint else ""
+    if args.self_test and other:
+        what = f"--self-test compares with the vectors in the Plan, and {other} asks for another comparison"
+        raise UsageError("verify.options", what, hint=f"leave out --self-test, or {other}")
+    if args.bisect:
+        name, reads = "--bisect", ("bisect", *OBSERVED, *(("adapter",) if args.checkpoint else ()))
+    elif args.checkpoint:
+        name, reads = "the comparison with CHECKPOINT", (*OBSERVED, "adapter", "samples", "record")
+    else:
+        name, reads = "the self-test", ("self_test",)
+    if unread := [flag for option, flag in given(args, options).items() if option not in (*ALWAYS, *reads)]:
+        hint = f"leave out {', '.join(unread)}" + ("" if args.checkpoint else ", or compare with a CHECKPOINT")
+        raise UsageError("verify.options", f"{name} does not read {', '.join(unread)}", hint=hint)
 
 
 def _self_test(policy: Policy, progress: Progress) -> Result:
@@ -114,7 +134,7 @@ def _checkpoint(args: argparse.Namespace, policy: Policy, progress: Progress) ->
 def _observed(args: argparse.Namespace, policy: Policy, count: int = 1) -> list[Mapping[str, Any]]:
     """Observations: spread over recorded ones, or of files and seeds."""
     if args.data is None:
-        images = dict(map(pair, args.image))
+        images = frames_named(args.image)
         seeds = range(args.seed, args.seed + count)
         return [observation.from_files(policy.steps, images, args.state, args.prompt, seed) for seed in seeds]
     if args.image or args.state or args.prompt:

@@ -171,8 +171,33 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no Plan": (("run", "nowhere.plan", "--device", "cpu"), 4, "plan.missing"),
     "a file that is no Plan": (("inspect", "CK/model.safetensors"), 4, "plan.invalid"),
     "bisect against nothing": (("verify", "PLAN", "--device", "cpu", "--bisect"), 2, "verify.bisect"),
+    "a self-test against a checkpoint": (("verify", "PLAN", "--self-test", "CK"), 2, "verify.options"),
+    "a self-test and a bisection": (("verify", "PLAN", "--bisect", "--self-test"), 2, "verify.options"),
+    "samples of a self-test": (("verify", "PLAN", "--samples", "3"), 2, "verify.options"),
+    "samples of a bisection": (("verify", "PLAN", "--bisect", "CK", "--samples", "3"), 2, "verify.options"),
+    "a self-test that records nothing": (("verify", "PLAN", "--no-record"), 2, "verify.options"),
+    "a Plan without a name": (("run", ""), 2, "usage.option"),
+    "a Plan named like an option": (("inspect", "--", "-x"), 4, "plan.missing"),
+    "a folder as a Plan": (("run", "CK"), 4, "plan.missing"),
+    "a checkpoint without a name": (("compile", "", "--arch", "thor"), 2, "usage.option"),
+    "a report without a name": (("run", "PLAN", "--report", ""), 2, "usage.option"),
+    "a dump without a name": (("compile", "CK", "--arch", "thor", "--dump", ""), 2, "usage.option"),
+    "a dump into a file": (("compile", "CK", "--arch", "thor", "--dump", "PLAN"), 4, "output.write"),
+    "an estimate of a Plan's choices": (("estimate", "PLAN", "--prompt-tokens", "5"), 2, "estimate.option"),
+    "two frames of a camera": (("run", "PLAN", "--image", "base=a", "--image", "base=b"), 2, "option.image"),
     "IR that is none": (("explain", "CK/nothing.ir", "--arch", "thor"), 4, "input.file"),
 }  # fmt: skip
+
+
+def test_what_excludes_each_other_says_which_to_leave_out(demo: Demo, capsys: Capture) -> None:
+    for words, hint in (
+        (("--self-test", demo.checkpoint), "leave out --self-test, or CHECKPOINT"),
+        (("--bisect", "--self-test", demo.checkpoint), "leave out --self-test, or --bisect"),
+        (("--samples", "2", "--no-record"), "leave out --no-record, --samples, or compare with a CHECKPOINT"),
+        ((demo.checkpoint, "--bisect", "--no-record"), "leave out --no-record\n"),
+    ):
+        assert f"hint  {hint}" in call(capsys, "verify", demo.plan, *words).err
+    assert "--prompt-tokens says nothing" in call(capsys, "estimate", demo.plan, "--prompt-tokens", "5").err
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -184,7 +209,7 @@ def test_option(name: str, demo: Demo, tmp_path: Path, capsys: Capture, monkeypa
     said = call(capsys, *filled)
     assert (said.code, said.error) == (exit_code, code), said.err
     assert not said.out and "Traceback" not in said.err and not list(tmp_path.iterdir())
-    as_json = call(capsys, *filled, "--json")
+    as_json = call(capsys, filled[0], "--json", *filled[1:])
     assert as_json.code == exit_code and as_json.json()["error"]["code"] == code and not as_json.err.count("error[")
 
 

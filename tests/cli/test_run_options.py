@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,40 @@ def test_a_state_that_is_no_array(demo: Demo, tmp_path: Path, capsys: Capture) -
         assert "allow_pickle" not in said.err
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:-1", "", None, 1.0])
+@pytest.mark.parametrize("path", [None, 3, "", b"x.plan", "a\0b", ["x.plan"]])
+def test_paths_that_are_none(demo: Demo, path: Any) -> None:
+    for use in (
+        lambda: frtc.load(path, device="cpu"),
+        lambda: frtc.compile(path, "thor", "x.plan"),
+        lambda: frtc.compile(demo.checkpoint, "thor", path),
+    ):
+        with pytest.raises(FrtcError) as caught:
+            use()
+        assert (caught.value.code, repr(path) in caught.value.what) == ("option.path", True)
+
+
+def test_a_plan_is_a_regular_file(tmp_path: Path) -> None:
+    """A pipe that nobody writes into is not waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    for path, what in ((tmp_path, "a folder"), (tmp_path / "pipe", "no regular file"), ("\ud800", "not allowed")):
+        with pytest.raises(FrtcError, match=what) as caught:
+            frtc.load(path, device="cpu")
+        assert caught.value.code == "plan.missing"
+
+
+P50S = ("NaN", "1e999", "0", "true", '"9"')
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, *(f'{{"host_us": {{"total": {{"p50": {p50}}}}}}}' for p50 in P50S)])
+def test_a_baseline_that_nothing_could_exceed(text: str, demo: Demo, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "b.json").write_text(text)
+    said = call(capsys, "run", demo.plan, "--device", "cpu", "--baseline", tmp_path / "b.json")
+    assert (said.code, said.error) == (4, "run.baseline_file"), said.err
+
+
+@pytest.mark.parametrize(
+    "device", ["gpu", "cuda:x", "cuda:-1", "cuda:²", "cuda:" + "9" * 5000, "", None, 1.0, -1, True]
+)
 def test_devices_that_are_none(demo: Demo, device: Any) -> None:
     with pytest.raises(FrtcError) as caught:
         frtc.load(demo.plan, device=device)

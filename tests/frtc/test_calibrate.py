@@ -213,6 +213,26 @@ def test_a_site_that_fp8_cannot_hold_stays_in_16_bits(made: Made, tmp_path: Path
     assert [label for label, _ in fault.rows] == [site]
 
 
+def test_explain_takes_the_scales_that_a_compile_takes(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its calls are the Plan's, which without scales they are not; scales of another checkpoint are refused."""
+    words = ("explain", made.checkpoint, "--arch", "hopper", "--precision", "fp8")
+
+    def calls(*more: str | Path) -> list[tuple[str, str]]:
+        return [(c["call"], c["site"].split("(")[0]) for c in call(capsys, *words, *more, "--json").json()["calls"]]
+
+    stages = [s for s in open_plan(made.plan).program.stages if not s.name.startswith("let.")]  # of no program
+    wanted = [(f"{s.name}/{i}", c.op) for s in stages for i, c in enumerate(s.calls)]
+    assert calls("--scales", made.scales) == wanted != calls()
+    scales = read_scales(made.scales)
+    write_scales(tmp_path / "other.scales", replace(scales, key=replace(scales.key, weights="0" * 64)))
+    assert call(capsys, *words, "--scales", tmp_path / "other.scales").error == "scales.key"
+    (tmp_path / "g.ir").write_text("graph g(x: f32[2]) {\n  %0 = neg(%x) : f32[2]\n  return %0\n}")
+    said = call(capsys, "explain", tmp_path / "g.ir", *words[2:], "--scales", made.scales)
+    assert (said.code, said.error) == (2, "option.scales")
+
+
 def test_a_product_that_loses_without_its_norm_keeps_it(made: Made, tmp_path: Path) -> None:
     """It is FP8 all the same, and the report names it; the other norms are made up for as before."""
     scales, site = read_scales(made.scales), "prefix.layers.1.mlp.gate.weight|up.weight"

@@ -14,7 +14,7 @@ import pytest
 import frtc
 from frtc import observation
 from frtc.codegen.plan_evidence import change_evidence
-from frtc.errors import CheckFailed
+from frtc.errors import CheckFailed, FrtcError
 from frtc.policy import notes
 from frtc.record import record
 from frtc.runtime.emulator import Emulator
@@ -193,3 +193,22 @@ def test_recorded_observations(demo: Demo, tmp_path: Path, capsys: Capture) -> N
     data = call(capsys, *words, "--samples", "3", "--json").json()
     assert data["samples"] == 3 and data["failed"] == [] and "recorded" not in data
     assert demo.plan.read_bytes() == before and len(data["steps"]) == 10 and len(data["dimensions"]) == 14
+
+
+def test_what_a_file_says_neither_moves_the_terminal_nor_adds_a_line(
+    demo: Demo, tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it is said at opening, in a table, and in an error as Python itself prints it."""
+    path, bad = copied(demo, tmp_path), "\x1b[2J\x9b1A\u202e\nverified  by all"
+    plan_id = open_plan(path).plan_id
+    forged = {"calibration": {"synthetic": [bad]}, "source": {"checkpoint": bad}}
+    assert change_evidence(path, plan_id, lambda e: {**e, **forged}) == ""
+    shown = r"\x1b[2J\x9b1A\u202e\nverified  by all"
+    assert [shown in note for note in notes(open_plan(path))].count(True) == 1
+    caplog.clear()
+    frtc.load(path, device="cpu").close()
+    assert sum(shown in line for line in caplog.messages) == 1 and all(map(str.isprintable, caplog.messages))
+    said = call(capsys, "inspect", path)
+    assert said.out.count(shown) == 2 and all(map(str.isprintable, said.out.split("\n")))
+    error = str(FrtcError("input.file", bad, [("found", bad)]))
+    assert all(map(str.isprintable, error.split("\n"))) and r"\x1b[2J" in error

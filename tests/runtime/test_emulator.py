@@ -112,6 +112,9 @@ def test_inputs_are_checked(plan: Plan) -> None:
     assert caught.value.code == "input.type"
     with pytest.raises(UsageError, match=r"input x is list"):
         emulator.set("x", [[0.0]])  # type: ignore[arg-type]
+    with pytest.raises(FrtcError, match=r"input x is a masked array") as masked:
+        emulator.set("x", np.ma.array(np.zeros((3, 8), np.float32)))
+    assert masked.value.code == "input.masked"
 
 
 def test_a_reference_that_fails_is_reported(plan: Plan) -> None:

@@ -268,6 +268,15 @@ def test_hostile_pictures_as_on_the_host(camera: Camera, image: Any, code: str, 
         assert "cuGraphLaunch" not in {call[0] for call in api.log[before:]}
 
 
+def test_a_masked_frame_like_the_last_one(base: Path) -> None:
+    policy, _ = opened(base)
+    with policy:
+        policy.infer({"base": WHOLE})
+        with pytest.raises(FrtcError, match="image base is a masked array") as caught:
+            policy.infer({"base": np.ma.array(WHOLE, mask=True)})
+        assert caught.value.code == "input.masked"
+
+
 def test_the_largest_picture(base: Path) -> None:
     wide = np.broadcast_to(np.uint8(9), (8192, 8192, 3))
     found, wanted = both(base, {"base": wide[:300]})

@@ -95,6 +95,8 @@ RULES = {
     "weight unaligned": (put("program.weights.1.offset", 520), "plan.invalid", "weight b: starts at byte 520"),
     "weight named twice": (put("program.weights.1.name", "w0"), "plan.invalid", "weight names: twice"),
     "name with escape": (put("program.stages.0.name", "\x1b[2J"), "plan.invalid", "stage names: twice, empty or unp"),
+    "model of two lines": (put("program.model", "m\nverified"), "plan.invalid", "not printable: 'm\\nverified'"),
+    "target with escape": (put("program.target.family", "\x1b[2J"), "plan.invalid", "not printable: '\\x1b[2J'"),
     "unknown type": (put("refs.0.dtype", "f12"), "plan.invalid", "unknown element type 'f12'"),
     "unknown space": (put("refs.1.space", "heap"), "plan.invalid", "space 'heap'"),
     "unknown slot": (put("refs.0.slot", "z"), "plan.invalid", "space 'slot', slot 'z'"),

@@ -95,6 +95,7 @@ REFUSED = [
     (lambda d: d["prepare"][0].update(border=300), "policy.value", "border 300.0 is not a byte"),
     (lambda d: d["prepare"][0]["cameras"][1].update(role="base"), "policy.value", "camera roles ['base', 'base']"),
     (lambda d: d["prepare"][0]["cameras"][1].update(role="state"), "policy.value", "apart from state, prompt, noise"),
+    (lambda d: d["prepare"][0]["cameras"][1].update(role="a\nb"), "policy.value", "16 different printable names"),
     (lambda d: d["prepare"][1]["norm"].update(mean_or_low=[1, 2]), "policy.value", "3 dims, its statistics 2 and 3"),
     (lambda d: d["prepare"][1]["norm"].update(mean_or_low=[1, 2, float("nan")]), "policy.field", "a finite number"),
     (lambda d: d["prepare"].reverse(), "policy.value", "in this order"),
@@ -191,7 +192,7 @@ def test_inputs_are_made_where_they_are_wanted() -> None:
     assert not any(array.any() for array in steps.inputs.values())
 
 
-@pytest.mark.parametrize("bad", [1.5, "7", -1, 1 << 64, np.float32(2)])
+@pytest.mark.parametrize("bad", [1.5, "7", -1, 1 << 64, np.float32(2), True])
 def test_draws_and_seeds_are_whole_numbers(bad: Any) -> None:
     """Refused, and the next draw is the one that it would have been."""
     steps, plain = PolicySteps(POLICY, TOKENIZER, seed=5), PolicySteps(POLICY, TOKENIZER, seed=np.int64(5))  # type: ignore[arg-type]
@@ -223,6 +224,9 @@ def test_noise_drawn_ahead_is_the_same() -> None:
 def test_noise_by_draw_or_given() -> None:
     steps, given = PolicySteps(POLICY, TOKENIZER, seed=4), np.ones((5, 8), np.float32)
     assert [steps.prepare(OBSERVATION).draw for _ in range(2)] == [0, 1]
+    with pytest.raises(FrtcError, match="the observation holds noise, and draw 0 asks for another") as caught:
+        steps.prepare(OBSERVATION | {"noise": given}, draw=0)
+    assert caught.value.code == "input.noise"
     assert steps.prepare(OBSERVATION, draw=9).draw == 9 and steps.prepare(OBSERVATION).draw == 10
     prepared = steps.prepare(OBSERVATION | {"noise": given})
     assert prepared.draw is None and np.array_equal(prepared.inputs["noise"], given)
@@ -237,6 +241,13 @@ def test_the_observed_state_may_change_afterwards() -> None:
     assert np.array_equal(steps.finish(np.zeros((5, 8), np.float32), prepared), before)
 
 
+class Elsewhere:
+    """What a tensor on a GPU does."""
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray[Any, Any]:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
 HOSTILE = [
     ({"base": None}, {"base"}, "input.camera_missing", "the observation lacks base"),
     ({}, {"state"}, "input.state_missing", "the observation lacks state"),
@@ -245,7 +256,11 @@ HOSTILE = [
     ({"left_wrist": OBSERVATION["wrist"]}, {"wrist"}, "input.camera_missing", "nearest  wrist: left_wrist"),
     ({"wants": 0}, set(), "input.unknown", "wants  base, wrist, state, prompt, noise"),
     ({"state": [0, 1, 2]}, set(), "input.state_dtype", "the state is int64, not floating point"),
-    ({"state": [[0.0], [1.0, 2.0]]}, set(), "input.state_dtype", "the state is object"),
+    ({"state": [[0.0], [1.0, 2.0]]}, set(), "input.state_dtype", "the state, a list, becomes no NumPy array"),
+    ({"state": Elsewhere()}, set(), "input.state_dtype", "can't convert cuda:0 device type tensor to numpy"),
+    ({"state": np.ma.array([0.0, 1, 2], mask=[1, 0, 0])}, set(), "input.masked", "the state is a masked array"),
+    ({"wrist": np.ma.array(OBSERVATION["wrist"])}, set(), "input.masked", "image wrist is a masked array"),
+    ({"noise": np.ma.array(np.zeros((5, 8), np.float32))}, set(), "input.masked", "the noise is a masked array"),
     ({"state": np.zeros(32, np.float32)}, set(), "input.state_shape", "the state has the shape [32], not [3]"),
     ({"state": np.array([0, np.nan, np.inf])}, set(), "input.state_value", "state numbers [1, 2] are not finite"),
     ({"prompt": b"pick"}, set(), "input.prompt_type", "the prompt is a bytes, not a str"),

@@ -116,6 +116,7 @@ HOSTILE = [
     (BASE, np.zeros((1, 900, 3), U8), "image_shape", "1 x 900 vanishes when resized to 32"),
     (UNIT, np.full((4, 4, 3), 255, F32), "image_range", "image base leaves [0, 1]"),
     (UNIT, NAN, "image_range", "image base leaves [0, 1]"),
+    (BASE, np.ma.array(np.zeros((4, 4, 3), U8)), "masked", "image base is a masked array"),
 ]
 
 
