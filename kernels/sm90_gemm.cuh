@@ -78,14 +78,9 @@ __device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap&
 template <typename TILE>
 using WgmmaSums = float[TILE::BLOCKS][TILE::WN / 2];
 
-// acc = the warpgroup's part of a tile, from `chunks` places of the ring on. Of its blocks of 64 rows the first `live` have any:
-// each number has a loop of its own, for products are issued in a row without branches.
-template <typename TILE, typename T, int LIVE = TILE::BLOCKS>
-__device__ __forceinline__ void multiply(WgmmaSums<TILE>& acc, const Ring<TILE>& ring, Place<TILE::STAGES>& place, int chunks,
-                                         int live) {
-    if constexpr (LIVE > 1) {
-        if (live < LIVE) return multiply<TILE, T, LIVE - 1>(acc, ring, place, chunks, live);
-    }
+// acc = the warpgroup's part of a tile, from `chunks` places of the ring on.
+template <typename TILE, typename T>
+__device__ __forceinline__ void multiply(WgmmaSums<TILE>& acc, const Ring<TILE>& ring, Place<TILE::STAGES>& place, int chunks) {
     constexpr u64 BLOCK = 64 * TILE::ROW / 16;  // from block to block in a descriptor
     const int part = TILE::PARTS == Parts::turns ? 0 : threadIdx.x / 128;
     const int first_x = TILE::PARTS == Parts::rows ? part * TILE::WM * TILE::ROW : 0;
@@ -99,7 +94,7 @@ __device__ __forceinline__ void multiply(WgmmaSums<TILE>& acc, const Ring<TILE>&
 #pragma unroll
         for (int k = 0; k < TILE::ROW / 32; ++k) {
 #pragma unroll
-            for (int b = 0; b < LIVE; ++b) wgmma<T, TILE::WN>(acc[b], x + b * BLOCK + 2 * k, w + 2 * k, i | k);
+            for (int b = 0; b < TILE::BLOCKS; ++b) wgmma<T, TILE::WN>(acc[b], x + b * BLOCK + 2 * k, w + 2 * k, i | k);
         }
         wgmma_commit();
         wgmma_wait<1>();
@@ -410,14 +405,16 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
                     continue;
                 }
                 const bool others = 2 * work.step % work.tall != 0 || tile - work.first < 2 * work.step;  // rows than before
-                if (others) Factors<TILE, EPILOGUE>::find(epilogue, m0);
+                if (others && tile != work.first) Factors<TILE, EPILOGUE>::find(epilogue, m0);
                 barrier_wait(ring.turns + 8 * group, turn), turn ^= 1;
             }
             Factors<TILE, EPILOGUE> factors(epilogue, m0);
             const Operands<TILE, EPILOGUE, kMostAhead<TILE>> given(epilogue, m0, n0);
-            multiply<TILE, T>(acc, ring, place, work.chunks, (M - m0 + 63) / 64);
+            multiply<TILE, T>(acc, ring, place, work.chunks);
             if constexpr (TILE::PARTS == Parts::turns) {
                 if (threadIdx.x % 128 == 0) barrier_arrive(ring.turns + 8 * (group ^ 1));
+                // Of the very first tile here, too, while the other one multiplies: before it nothing would hide the time.
+                if (tile == work.first) Factors<TILE, EPILOGUE>::find(epilogue, m0);
             }
             factors.settle(epilogue);
             if (permuted<TILE, ORDER>(n0, N)) {

@@ -84,6 +84,7 @@ MULTIPLIED_PER_CLOCK = 32  # rows x columns, each of 128 bytes of K
 LAUNCH_US, FIRST_TILE_US = 0.7, 1.1
 EIGHT_US = 0.05  # eight columns of a row of a thread: scaled, activated, stored
 SPLIT_US, CLUSTER_BYTES_PER_CLOCK = 0.3, 12
+SPARED = 0.02  # of the SMs, for rows that stay the same
 SHORT_US = 20.0
 # What short products take longer in clusters whose blocks fill their SMs, e4m3 and bf16 alike: 1.0 to 1.7 in clusters
 # of two, 2 in clusters of four (product_times.json, lt_times.json). Those longer than SHORT_US do not, nor few rows.
@@ -169,8 +170,15 @@ class Tile:
 
     def grid(self, p: Product, target: Target) -> tuple[int, int, int]:
         if self.persistent:
-            return (min(target.sms, math.prod(self.tiles(p))), 1, 1)
+            blocks = min(target.sms, math.prod(self.tiles(p)))
+            return (blocks if p.norm == "none" else self._even(blocks, self.tiles(p)[0]), 1, 1)
         return (*self.tiles(p), self.split)
+
+    @staticmethod
+    def _even(blocks: int, tall: int) -> int:
+        """A few less where each warpgroup then keeps its rows from tile to tile, and finds their factors once."""
+        step = tall // math.gcd(tall, 2)
+        return blocks - blocks % step if blocks % step <= blocks * SPARED else blocks
 
 
 def chunks_of(p: Product) -> int:
@@ -268,8 +276,6 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
     tall, wide = math.ceil(m / tile.bm), math.ceil(p.n / tile.bn)
     blocks = tall * wide * tile.split
     on_busiest = math.ceil(blocks / target.sms)
-    # Only blocks of 64 rows that exist are multiplied; of tiles in turns an SM has those with fewer as often as others.
-    live = math.ceil(m / 64) / (tall * tile.blocks) if tile.persistent else 1.0
     chunks = math.ceil(chunks_of(p) / tile.split)
     # Every block of 64 rows reads the whole width of w from shared memory, where the copies arrive, too.
     parts = tile.blocks * (1 if tile.parts == "turns" else tile.warpgroups)
@@ -279,7 +285,7 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
     if any(m.ld * DTYPES[m.dtype].itemsize % LINE and rows > 1 for m, rows in ((p.x, p.m), (p.w, p.n))):
         clocks *= BROKEN_LINES
     clocks *= FACTORS.get((tile.blocks, tile.wn, tile.parts, tile.warpgroups), 1.0)
-    busy_us = on_busiest * live * chunks * clocks / CLOCK * 1e6
+    busy_us = on_busiest * chunks * clocks / CLOCK * 1e6
     if busy_us > SHORT_US:
         busy_us *= CLOCK / LOADED_CLOCK
     elif tile.split > 1 and m > FEW_ROWS:
