@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import hashlib
 import json
 import re
@@ -33,6 +34,7 @@ from frtc.runtime.policy import (
 from frtc.runtime.policy_steps import PolicySteps
 from frtc.runtime.prompt import PromptStep, bins, prompt_text
 from frtc.runtime.steps_vector import Normaliser, StateStep
+from frtc.runtime.tokenize import TokenStep
 
 
 def tokenizer_bytes(cut: bool = False) -> bytes:
@@ -382,6 +384,31 @@ def test_a_prompt_is_cleaned_when_it_changes() -> None:
     with pytest.raises(FrtcError, match="half of a surrogate pair"):
         kept.text("\udfff", one)
     assert kept.text("a_b", one) == "a b: 128 128 128;"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the allocator does not say what is in use")
+def test_prompts_are_not_kept() -> None:
+    """Each inference brings another one where it shows the state: memory stays as it is."""
+    pieces = ["<pad>", "<eos>", "<bos>", *map(chr, range(32, 127))]
+    made = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<eos>"))
+    data = bytes(made.to_str(), "utf-8")
+    step, tokens = TokenStep(Tokens(128, 2, 0, 128, hashlib.sha256(data).hexdigest()), data), np.zeros(128, np.int32)
+    for i in range(600):
+        if i == 100:
+            before = in_use()
+        assert step.run(f"{i:04d} " * 20, tokens) == 101
+    assert in_use() - before < 100_000  # 200 bytes a prompt, whose tokens alone are 400
+
+
+def in_use() -> int:
+    """Bytes that the C allocator has given out."""
+
+    class Info(ctypes.Structure):
+        _fields_ = [(f"f{i}", ctypes.c_size_t) for i in range(10)]
+
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Info
+    return int(mallinfo().f7)  # uordblks
 
 
 def test_a_constant_range_follows_the_origin() -> None:
