@@ -36,6 +36,10 @@ class TokenStep:
         tokens[...] = self.row
         return self.count
 
+    def forget(self) -> None:
+        """Tokenise the next text even if it is the last one."""
+        self.count = -1
+
     def _ids(self, text: str) -> list[int]:
         step = self.step
         begin = [step.bos] if step.bos >= 0 else []

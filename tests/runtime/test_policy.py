@@ -222,6 +222,49 @@ def test_noise_drawn_ahead_is_the_same() -> None:
     assert np.array_equal(found.inputs["noise"], wanted.inputs["noise"])
 
 
+def test_a_rehearsal_changes_nothing() -> None:
+    """Neither what was prepared nor what will be; frames and the caller's own observation are not touched."""
+    rehearsed, plain = PolicySteps(POLICY, TOKENIZER, seed=5), PolicySteps(POLICY, TOKENIZER, seed=5)
+    into = {name: np.zeros_like(array) for name, array in plain.inputs.items()}
+    given, last = np.ones((5, 8), np.float32), (1 << 64) - 1
+    for more, draw in (({}, None), ({"prompt": "it"}, 9), ({"state": STATE / 2}, None), ({"noise": given}, None),
+                       ({"prompt": "it"}, last), ({}, 0), ({}, None)):  # fmt: skip
+        seen = OBSERVATION | {"state": STATE.copy()} | more
+        found, wanted = rehearsed.prepare(seen, draw, into=into), plain.prepare(seen, draw)
+        seen["state"][:], seen["base"] = np.nan, None
+        rehearsed.rehearse()
+        assert found.draw == wanted.draw and rehearsed.draw == plain.draw
+        assert (rehearsed.seed, rehearsed.draw) in rehearsed.draws
+        for name, array in wanted.inputs.items():
+            assert np.array_equal(found.inputs[name], array), name
+        output = np.ones((5, 8), np.float32)
+        assert np.array_equal(rehearsed.finish(output, found), plain.finish(output, wanted))
+
+
+def test_a_rehearsal_does_what_an_inference_will() -> None:
+    """It tokenises, although the text is the last one, and runs every other step but that of images: into the arrays
+    here, as an inference of the same state and prompt would with the next noise."""
+    steps, done = PolicySteps(POLICY, TOKENIZER), list[str]()
+    into = {name: np.zeros_like(array) for name, array in steps.inputs.items()}
+    steps.prepare(OBSERVATION, into=into)
+    assert steps.tokens and steps.vector and steps.text and steps.images
+    for name, step, method in (("tokens", steps.tokens, "_ids"), ("state", steps.vector, "normalise"),
+                               ("prompt", steps.text, "text"), ("images", steps.images, "run")):  # fmt: skip
+        setattr(step, method, noted(name, getattr(step, method), done))
+    steps.rehearse()
+    assert done == ["state", "prompt", "tokens"]
+    assert all(np.array_equal(steps.inputs[name], into[name]) for name in ("state", "tokens", "n"))
+    assert np.array_equal(steps.inputs["noise"], steps.prepare(OBSERVATION, into=into).inputs["noise"])
+
+
+def noted(name: str, function: Callable[..., Any], done: list[str]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        done.append(name)
+        return function(*arguments)
+
+    return call
+
+
 def test_noise_by_draw_or_given() -> None:
     steps, given = PolicySteps(POLICY, TOKENIZER, seed=4), np.ones((5, 8), np.float32)
     assert [steps.prepare(OBSERVATION).draw for _ in range(2)] == [0, 1]
