@@ -100,6 +100,7 @@ class PolicySteps:
 
         After a `prepare` that has not failed. Frames are left alone: to read pixels again would do harm.
         """
+        self.draw_ahead()  # first: it pushes out what the rest leaves in the caches
         draw, seen = self.draw, dict[str, Any].fromkeys(self.cameras)
         if self.vector:
             seen["state"] = self.vector.last

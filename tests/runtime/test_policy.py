@@ -243,16 +243,18 @@ def test_a_rehearsal_changes_nothing() -> None:
 
 def test_a_rehearsal_does_what_an_inference_will() -> None:
     """It tokenises, although the text is the last one, and runs every other step but that of images: into the arrays
-    here, as an inference of the same state and prompt would with the next noise."""
+    here, as an inference of the same state and prompt would with the next noise. That is drawn first: to draw pushes
+    out of the caches what the rest left there."""
     steps, done = PolicySteps(POLICY, TOKENIZER), list[str]()
     into = {name: np.zeros_like(array) for name, array in steps.inputs.items()}
     steps.prepare(OBSERVATION, into=into)
     assert steps.tokens and steps.vector and steps.text and steps.images
     for name, step, method in (("tokens", steps.tokens, "_ids"), ("state", steps.vector, "normalise"),
-                               ("prompt", steps.text, "text"), ("images", steps.images, "run")):  # fmt: skip
+                               ("prompt", steps.text, "text"), ("images", steps.images, "run"),
+                               ("noise", steps, "_drawn")):  # fmt: skip
         setattr(step, method, noted(name, getattr(step, method), done))
     steps.rehearse()
-    assert done == ["state", "prompt", "tokens"]
+    assert done == ["noise", "state", "prompt", "tokens", "noise"]  # that was drawn
     assert all(np.array_equal(steps.inputs[name], into[name]) for name in ("state", "tokens", "n"))
     assert np.array_equal(steps.inputs["noise"], steps.prepare(OBSERVATION, into=into).inputs["noise"])
 
