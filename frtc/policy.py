@@ -123,7 +123,7 @@ class Policy:
             executor.require_here(self.output)
         prepared = self.steps.prepare(observation, draw, executor.take if frames else None, self.inputs)
         marks.append(time.perf_counter_ns())
-        executor.run(self.steps.draw_ahead)
+        executor.run(self.steps.rehearse)
         output = executor.get(self.output)
         marks.append(time.perf_counter_ns())
         actions = self.steps.finish(output, prepared)

@@ -47,7 +47,7 @@ class PolicySteps:
         state, prompt, self.noise = policy.find(State), policy.find(Prompt), policy.find(Noise)
         self.cut, self.absolute = policy.find(Slice), policy.find(Absolute)
         self.state, self.state_steps, self.action_steps = state, policy.state_steps, policy.action_steps
-        self.prompt, self.text = prompt, PromptStep(prompt).text if prompt else None
+        self.prompt, self.text = prompt, PromptStep(prompt) if prompt else None
         self.images = ImageStep(images) if images else None
         self.tokens = TokenStep(tokens, tokenizer) if tokens else None
         read = bool((state and state.width) or (prompt and prompt.state_numbers))
@@ -86,7 +86,7 @@ class PolicySteps:
                 inputs["state"][: self.state.dim] = normalised
                 inputs["state"][self.state.dim :] = 0
         if self.text and self.tokens:
-            text = self.text(observation["prompt"], normalised)
+            text = self.text.text(observation["prompt"], normalised)
             inputs["n"][...] = self.tokens.run(text, inputs["tokens"])
         return Prepared(inputs, state, self._noise(observation.get("noise"), draw, inputs))
 
@@ -94,6 +94,25 @@ class PolicySteps:
         """Make the noise that the next inference takes by default, while there is time."""
         if self.noise:
             self._drawn(self.draw)
+
+    def rehearse(self) -> None:
+        """Prepare the next inference, while there is time, as if it saw the last state and prompt: its noise is there
+        when it comes, and what it runs and reads is in the host's caches, from which pixels have pushed it.
+
+        After a `prepare` that has not failed. Frames are left alone: to read pixels again would do harm.
+        """
+        self.draw_ahead()  # first: it pushes out what the rest leaves in the caches
+        draw, seen = self.draw, dict[str, Any].fromkeys(self.cameras)
+        if self.vector:
+            seen["state"] = self.vector.last
+        if self.text:
+            seen["prompt"] = self.text.prompt
+        if self.tokens:
+            self.tokens.forget()
+        try:
+            self.prepare(seen, take=lambda _: None)
+        finally:
+            self.draw = draw
 
     def finish(self, output: Array, prepared: Prepared) -> NDArray[np.float32]:
         """output f32 [>= horizon, >= dim] of the model -> actions f32 [horizon, dim], a new array."""

@@ -11,13 +11,14 @@ from frtc.errors import FrtcError
 from frtc.runtime.policy import Prompt
 
 EDGES = np.linspace(-1, 1, 257)[:-1]  # multiples of 1/128: exact
-MIDDLE = 128  # bin of 0, with which states are padded
+NAMES = tuple(map(str, range(-1, 256)))  # of bins, by how many edges are at x or below
+MIDDLE = "128"  # bin of 0, with which states are padded
 STATE = "{state}"
 
 
-def bins(state: NDArray[Any]) -> NDArray[np.int64]:
+def bins(state: NDArray[Any]) -> list[str]:
     """i with EDGES[i] <= x < EDGES[i+1]: -1 below -1, 255 from 127/128 on."""
-    return np.searchsorted(EDGES, state, side="right") - 1
+    return [NAMES[i] for i in EDGES.searchsorted(state, "right").tolist()]
 
 
 def clean(text: str, rule: str) -> str:
@@ -42,9 +43,9 @@ class PromptStep:
             self.parts = self._parts(self.prompt)
         if len(self.parts) == 1 or state is None:
             return STATE.join(self.parts)
-        numbers = bins(state).tolist()
+        numbers = bins(state)
         numbers += [MIDDLE] * (self.step.state_numbers - len(numbers))
-        return " ".join(map(str, numbers)).join(self.parts)
+        return " ".join(numbers).join(self.parts)
 
     def _parts(self, prompt: str) -> tuple[str, ...]:
         """What stands around the state's numbers; the instruction may hold "{state}" itself."""

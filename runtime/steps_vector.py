@@ -81,6 +81,7 @@ class StateStep:
     """The state as it was observed -> in the units that it is normalised in, and normalised.
 
     read   whether somebody reads the normalised one: else it may be None
+    last   as it was observed
     """
 
     def __init__(self, step: State, before: VectorSteps, read: bool = True) -> None:
@@ -88,10 +89,11 @@ class StateStep:
         norm = Normaliser(step.norm)
         self.normalise = norm.normalise
         self.ordinary = -1.0 if before else norm.ordinary
+        self.last: Array = np.zeros(step.dim)
 
     def run(self, value: object) -> tuple[Array, Array | None]:
         """Both [dim], new."""
-        state = read_state(self.step, value)
+        self.last = state = read_state(self.step, value)
         if sum(map(abs, state.tolist())) <= self.ordinary:  # NaN is not; a list, as NumPy is slow while caches are cold
             return state, self.normalise(state) if self.read else None
         _require_finite(state)

@@ -36,6 +36,10 @@ class TokenStep:
         tokens[...] = self.row
         return self.count
 
+    def forget(self) -> None:
+        """Tokenise the next text even if it is the last one."""
+        self.count = -1
+
     def _ids(self, text: str) -> list[int]:
         step = self.step
         begin = [step.bos] if step.bos >= 0 else []
@@ -58,7 +62,11 @@ class TokenStep:
 
 
 def load(data: bytes) -> Any:
-    """A tokenizers.Tokenizer that neither cuts nor pads."""
+    """A tokenizers.Tokenizer that neither cuts nor pads, and remembers no text.
+
+    What it remembers are words, and a prompt that shows the state is one long word, new each time: up to 10,000 of them
+    would be kept, 5 KB each, and none found again. The same text again TokenStep knows.
+    """
     from tokenizers import Tokenizer  # lazily: `import frtc` stays quick
 
     try:
@@ -71,4 +79,6 @@ def load(data: bytes) -> Any:
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if hasattr(tokenizer.model, "_resize_cache"):  # models that keep something
+        tokenizer.model._resize_cache(0)
     return tokenizer

@@ -4,6 +4,7 @@ what a steady camera costs."""
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
 import weakref
 from dataclasses import replace
@@ -458,6 +459,45 @@ def test_the_other_inputs_reach_the_device(tmp_path: Path) -> None:
         once = ("cuCtxPushCurrent", "cuMemcpyHtoDAsync", "cuGraphLaunch", "cuStreamSynchronize", "cuCtxPopCurrent")
         assert api.calls - before == dict.fromkeys(once, 1)
         assert [*api.live] == live and [*api.pinned] == pinned
+
+
+def test_an_inference_rehearses_the_next_while_the_device_works(tmp_path: Path) -> None:
+    """Between the launch and the wait for its end, and writes nothing that the device reads."""
+    policy, api = opened(write(tmp_path / "more.plan", images([Camera("base", "x")]), more=MORE))
+    with policy:
+        seen, calls = {"base": WHOLE, "state": np.array([0.5, 1.0, 2.25], np.float32)}, list[list[str]]()
+        rehearse = policy.steps.rehearse
+
+        def watched() -> None:
+            calls.append([name for name, *_ in api.log])
+            before = {name: array.tobytes() for name, array in policy.inputs.items()}
+            rehearse()
+            assert {name: array.tobytes() for name, array in policy.inputs.items()} == before
+
+        policy.steps.rehearse = watched  # type: ignore[method-assign]
+        for _ in range(3):
+            policy.infer(seen)
+            api.log.append(("answered",))
+        for so_far in calls:
+            assert so_far[-1] == "cuGraphLaunch"
+        assert [so_far.count("answered") for so_far in calls] == [0, 1, 2]
+
+
+def test_an_inference_leaves_no_garbage(tmp_path: Path) -> None:
+    """All that it makes is freed by counting: a loop may go without the collector."""
+    policy, _ = opened(write(tmp_path / "more.plan", images([Camera("base", "x")]), more=MORE))
+    with policy:
+        for i in range(20):
+            policy.infer({"base": WHOLE, "state": np.array([i / 20, 1.0, 2.25], np.float32)})
+        while gc.collect():  # of other tests
+            pass
+        gc.disable()
+        try:
+            for i in range(20):
+                policy.infer({"base": WHOLE, "state": np.array([i / 20, 1.0, 2.25], np.float32)})
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
 
 
 def test_inputs_that_are_bound_are_refused(tmp_path: Path) -> None:

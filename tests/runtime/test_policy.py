@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import hashlib
 import json
 import re
@@ -33,6 +34,7 @@ from frtc.runtime.policy import (
 from frtc.runtime.policy_steps import PolicySteps
 from frtc.runtime.prompt import PromptStep, bins, prompt_text
 from frtc.runtime.steps_vector import Normaliser, StateStep
+from frtc.runtime.tokenize import TokenStep
 
 
 def tokenizer_bytes(cut: bool = False) -> bytes:
@@ -221,6 +223,51 @@ def test_noise_drawn_ahead_is_the_same() -> None:
     assert np.array_equal(found.inputs["noise"], wanted.inputs["noise"])
 
 
+def test_a_rehearsal_changes_nothing() -> None:
+    """Neither what was prepared nor what will be; frames and the caller's own observation are not touched."""
+    rehearsed, plain = PolicySteps(POLICY, TOKENIZER, seed=5), PolicySteps(POLICY, TOKENIZER, seed=5)
+    into = {name: np.zeros_like(array) for name, array in plain.inputs.items()}
+    given, last = np.ones((5, 8), np.float32), (1 << 64) - 1
+    for more, draw in (({}, None), ({"prompt": "it"}, 9), ({"state": STATE / 2}, None), ({"noise": given}, None),
+                       ({"prompt": "it"}, last), ({}, 0), ({}, None)):  # fmt: skip
+        seen = OBSERVATION | {"state": STATE.copy()} | more
+        found, wanted = rehearsed.prepare(seen, draw, into=into), plain.prepare(seen, draw)
+        seen["state"][:], seen["base"] = np.nan, None
+        rehearsed.rehearse()
+        assert found.draw == wanted.draw and rehearsed.draw == plain.draw
+        assert (rehearsed.seed, rehearsed.draw) in rehearsed.draws
+        for name, array in wanted.inputs.items():
+            assert np.array_equal(found.inputs[name], array), name
+        output = np.ones((5, 8), np.float32)
+        assert np.array_equal(rehearsed.finish(output, found), plain.finish(output, wanted))
+
+
+def test_a_rehearsal_does_what_an_inference_will() -> None:
+    """It tokenises, although the text is the last one, and runs every other step but that of images: into the arrays
+    here, as an inference of the same state and prompt would with the next noise. That is drawn first: to draw pushes
+    out of the caches what the rest left there."""
+    steps, done = PolicySteps(POLICY, TOKENIZER), list[str]()
+    into = {name: np.zeros_like(array) for name, array in steps.inputs.items()}
+    steps.prepare(OBSERVATION, into=into)
+    assert steps.tokens and steps.vector and steps.text and steps.images
+    for name, step, method in (("tokens", steps.tokens, "_ids"), ("state", steps.vector, "normalise"),
+                               ("prompt", steps.text, "text"), ("images", steps.images, "run"),
+                               ("noise", steps, "_drawn")):  # fmt: skip
+        setattr(step, method, noted(name, getattr(step, method), done))
+    steps.rehearse()
+    assert done == ["noise", "state", "prompt", "tokens", "noise"]  # that was drawn
+    assert all(np.array_equal(steps.inputs[name], into[name]) for name in ("state", "tokens", "n"))
+    assert np.array_equal(steps.inputs["noise"], steps.prepare(OBSERVATION, into=into).inputs["noise"])
+
+
+def noted(name: str, function: Callable[..., Any], done: list[str]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        done.append(name)
+        return function(*arguments)
+
+    return call
+
+
 def test_noise_by_draw_or_given() -> None:
     steps, given = PolicySteps(POLICY, TOKENIZER, seed=4), np.ones((5, 8), np.float32)
     assert [steps.prepare(OBSERVATION).draw for _ in range(2)] == [0, 1]
@@ -321,8 +368,9 @@ def test_state_bins() -> None:
         ]
     )
     for state in (x, x.astype(np.float32)):
-        assert np.array_equal(bins(state), np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1)
-    assert bins(x[:9]).tolist() == [-1, -1, 0, 0, 1, 128, 254, 255, 255]
+        wanted = np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1
+        assert bins(state) == [str(number) for number in wanted]
+    assert bins(x[:9]) == ["-1", "-1", "0", "0", "1", "128", "254", "255", "255"]
 
 
 def test_prompt_forms() -> None:
@@ -397,6 +445,31 @@ def test_a_prompt_is_cleaned_when_it_changes() -> None:
     with pytest.raises(FrtcError, match="half of a surrogate pair"):
         kept.text("\udfff", one)
     assert kept.text("a_b", one) == "a b: 128 128 128;"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the allocator does not say what is in use")
+def test_prompts_are_not_kept() -> None:
+    """Each inference brings another one where it shows the state: memory stays as it is."""
+    pieces = ["<pad>", "<eos>", "<bos>", *map(chr, range(32, 127))]
+    made = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<eos>"))
+    data = bytes(made.to_str(), "utf-8")
+    step, tokens = TokenStep(Tokens(128, 2, 0, 128, hashlib.sha256(data).hexdigest()), data), np.zeros(128, np.int32)
+    for i in range(600):
+        if i == 100:
+            before = in_use()
+        assert step.run(f"{i:04d} " * 20, tokens) == 101
+    assert in_use() - before < 100_000  # 200 bytes a prompt, whose tokens alone are 400
+
+
+def in_use() -> int:
+    """Bytes that the C allocator has given out."""
+
+    class Info(ctypes.Structure):
+        _fields_ = [(f"f{i}", ctypes.c_size_t) for i in range(10)]
+
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Info
+    return int(mallinfo().f7)  # uordblks
 
 
 def test_a_constant_range_follows_the_origin() -> None:
