@@ -146,7 +146,8 @@ class Search:
 def cases(policy: str, device: str) -> list[Case]:
     base = Shape(policy, precision=STATIC) if device == "cuda" else Shape(policy, 1, 12, 10, "tiny", precision=STATIC)
     short = Shape(policy, horizon=10, precision=STATIC)
-    more = [Case(short), Case(Shape(policy)), *(Case(replace(short, views=views)) for views in (1, 3))]
+    views = [replace(shape, views=views) for shape in (short, Shape(policy)) for views in (1, 3)]
+    more = [Case(shape) for shape in (short, Shape(policy), *views)]
     return [Case(base), *(more if device == "cuda" else [])]
 
 
