@@ -62,9 +62,9 @@ FAMILIES, TOOLS = ("baseline", "sm_90a"), ("memcheck", "racecheck", "initcheck")
 SANE = 5e-2  # relative error
 ROUND = 16  # bytes: in a Plan whatever lies behind a buffer begins at a multiple, and vectors may end there
 DONE, PROCESS = "sanitized:", "process:"  # begin the last line, and the first one
-# What tells one path through a kernel from another, whatever its tile.
+# What tells one path through a kernel from another, whatever its tile. Clusters of eight: a warp's rows are two blocks'.
 PATHS: dict[str, Callable[[Any], Any]] = {
-    "PARTS": str, "FINISH": str, "SPLIT": lambda n: n > 1, "SPLITS": lambda n: n > 1, "ROWS": lambda n: n == 0,
+    "PARTS": str, "FINISH": str, "SPLIT": lambda n: (n > 1) + (n > 4), "SPLITS": lambda n: n > 1, "ROWS": lambda n: n == 0,
     "WARPGROUPS": lambda n: n > 1,
 }  # fmt: skip
 
@@ -111,7 +111,7 @@ def deferred() -> list[Site]:
         made(150, 17200, 72, "layer", residual="bf16"), made(61, 200, 1040, "rms", "e4m3", **sites_moments.ADA),
         made(50, 208, 1040, "rms", "e4m3", **sites_moments.ADA),
         reads(linear(61, 201, 1000), "layer", "f32"), reads(scaled(gated(33, 80, 1040)), "rms", "f32"),
-        reads(gated(150, 8600, 72), "layer"), reads(sites_rope_gemm.rope_qkv(33, 3, 2, 16, 4304, gap=16), "rms"),
+        reads(gated(150, 8600, 72), "layer"), reads(sites_rope_gemm.rope_qkv(33, 3, 2, 16, 1040, gap=16), "rms"),
         made(61, 200, 1021, "layer", "f32", out="bf16", residual="f32"),
         made(9, 72, 333, "rms", "f32", inv=True, out="f16"),
         sites_moments.mixed(reads(linear(50, 33, 1021, "f32", residual="f32"), "rms")),
