@@ -109,13 +109,14 @@ def test_another_program_is_not_proven(tmp_path: Path, monkeypatch: pytest.Monke
     first = open_plan(tmp_path / "a.plan")
     of_another_family(monkeypatch)
     device(first, monkeypatch, tmp_path / "cache")
-    monkeypatch.setattr("frtc.proven.Path.is_file", lambda self: first.plan_id in self.name)
-    executor_for(first, 0, untested=False).close()
     made = small_plan.program("thor")
     other = replace(made, target=replace(made.target, min_driver=made.target.min_driver + 1))
     small_plan.write(tmp_path / "b.plan", other)
+    second = open_plan(tmp_path / "b.plan")
+    monkeypatch.setattr("frtc.proven.Path.is_file", lambda self: first.plan_id in self.name)
+    executor_for(first, 0, untested=False).close()
     with pytest.raises(EnvironmentFault):
-        executor_for(open_plan(tmp_path / "b.plan"), 0, untested=False)
+        executor_for(second, 0, untested=False)
 
 
 def test_a_folder_that_cannot_be_written_to(
