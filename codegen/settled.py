@@ -1,8 +1,8 @@
-"""Rows that a launch may read before it waits: those that nothing writes which may still be at work then.
+"""Rows that a launch may read before it waits: those that nothing before it in its program writes.
 
-A launch may begin before those that it depends on have ended, and waits for them before it reads what they write. But
-each of those that lets the next launch begin only when it has waited itself says that all in front of it is complete:
-keys and values that an earlier program has cached, and the count of rows that the first layer has found for all.
+A launch may begin before those that it depends on have ended, and waits for them before it reads what they write. Rows
+of keys and values that an earlier program has cached are complete long before, if some launch that comes before this
+one has waited for all that came before itself: one that lets the next launch begin only then.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-from frtc.codegen.dependences import Span, Touched
+from frtc.codegen.dependences import Span, span
 from frtc.kernels.dtypes import DTYPES
 from frtc.runtime.plan import Call, Ref
 
 
 def settled_rows(calls: Sequence[Call], at: int, places: Sequence[int], begun: Sequence[bool], rounds: int = 1) -> int:
     """How many leading rows (axis -2) of all these operands of calls[at] may be read before it waits; 0 where none may.
-    An operand without axes is one row.
 
     begun   calls that let the next one begin before they have waited
     """
     if all(begun[j] for j in _before(calls, at)):
         return 0
-    complete = _complete(calls, at, begun)
-    written = [s for j, call in enumerate(calls) if j not in complete for s in Touched.by(call, rounds).writes]
+    written = [span(result, rounds) for call in calls for result in call.results]
     refs = [calls[at].operands[place] for place in places]
     return min((_untouched(ref, written) for ref in refs if ref is not None), default=0)
 
@@ -40,21 +38,9 @@ def _before(calls: Sequence[Call], at: int) -> set[int]:
     return found
 
 
-def _complete(calls: Sequence[Call], at: int, begun: Sequence[bool]) -> set[int]:
-    """Calls that have ended when calls[at] begins: all that those in front of it have waited for."""
-    found, stack = set[int](), list(calls[at].after)
-    while stack:
-        j = stack.pop()
-        if begun[j]:
-            stack += calls[j].after
-        else:
-            found |= _before(calls, j)
-    return found
-
-
 def _untouched(ref: Ref, written: Sequence[Span]) -> int:
     """Rows from the first on whose bytes none of the spans meets, in every matrix of the operand."""
-    size, (*lead, rows, _), (*steps, row, _) = DTYPES[ref.dtype].itemsize, ref.shape or (1, 1), ref.strides or (1, 1)
+    size, (*lead, rows, _), (*steps, row, _) = DTYPES[ref.dtype].itemsize, ref.shape, ref.strides
     if ref.step or row <= 0:
         return 0
     for index in product(*map(range, lead)):

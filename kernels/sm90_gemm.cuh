@@ -21,8 +21,8 @@
 // further warpgroup begins with another one). It adds the partial sums of its rows in the order of the blocks and stores them,
 // so that whole warps store, and four threads have 32 columns of a row. Sums travel in fp32 by st.async.
 //
-// Weights do not depend on earlier launches: they are requested before grid_wait(). Which ones, `rows` decides where there is
-// such; settled: it may be read then (codegen/settled.py).
+// Weights do not depend on earlier launches: where the first tile is known before `rows` can be read, they are requested
+// before grid_wait().
 #pragma once
 
 #include "epilogue.cuh"
@@ -32,8 +32,7 @@ namespace frtc {
 
 template <typename TILE, typename T, Order ORDER>
 __device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap& x, const TensorMap& w,
-                                        const TensorMap& plain_w, const int* rows, int M, int N, int k_chunks,
-                                        int settled) {
+                                        const TensorMap& plain_w, const int* rows, int M, int N, int k_chunks) {
     constexpr int K = TILE::ROW / sizeof(T);
     const auto load_w = [&](int stage, int n0, int chunk) {
         if (permuted<TILE, ORDER>(n0, N)) {
@@ -44,8 +43,8 @@ __device__ __forceinline__ void produce(const Ring<TILE>& ring, const TensorMap&
     };
     tensor_map_prefetch(x);
     int ahead = 0;  // stages whose w is on its way
-    if (!rows || settled) {
-        const Work<TILE> work(M, N, k_chunks, rows);
+    if (!rows) {
+        const Work<TILE> work(M, N, k_chunks, nullptr);
         if (work.first < work.end) {
             for (; ahead < min(work.chunks, TILE::STAGES); ++ahead) {
                 barrier_expect(ring.full + 8 * ahead, TILE::STAGE_BYTES);
@@ -372,7 +371,7 @@ __device__ __forceinline__ void init_barriers(const Ring<TILE>& ring, int m0, in
 
 template <typename T, typename TILE, typename EPILOGUE, Order ORDER, typename... ARGUMENTS>
 __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& w, const TensorMap& plain_w, const int* rows,
-                                           int M, int N, int K, int settled, ARGUMENTS... of_epilogue) {
+                                           int M, int N, int K, ARGUMENTS... of_epilogue) {
     extern __shared__ u8 unaligned[];
     const u32 start = shared_address(unaligned), base = (start + 1023) & ~1023u;
     const Ring<TILE> ring(base);
@@ -383,7 +382,7 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
 
     if (threadIdx.x >= TILE::CONSUMERS) {
         if constexpr (TILE::UNEVEN) registers_down<TILE::PRODUCER_REGISTERS>();
-        if (threadIdx.x == TILE::CONSUMERS) produce<TILE, T, ORDER>(ring, x, w, plain_w, rows, M, N, k_chunks, settled);
+        if (threadIdx.x == TILE::CONSUMERS) produce<TILE, T, ORDER>(ring, x, w, plain_w, rows, M, N, k_chunks);
     } else {
         if constexpr (TILE::UNEVEN) registers_up<TILE::REGISTERS>();
         // Here, not before sums are sent: it would wait for all loads, those of operands too.
@@ -432,16 +431,15 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
 template <typename T, typename TILE, typename EPILOGUE, Order ORDER, typename... ARGUMENTS>
 __global__ void __launch_bounds__(TILE::THREADS, 1)
 sm90_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap plain_w,
-          const int* rows, int M, int N, int K, int settled, ARGUMENTS... of_epilogue) {
-    wgmma_gemm<T, TILE, EPILOGUE, ORDER>(x, w, plain_w, rows, M, N, K, settled, of_epilogue...);
+          const int* rows, int M, int N, int K, ARGUMENTS... of_epilogue) {
+    wgmma_gemm<T, TILE, EPILOGUE, ORDER>(x, w, plain_w, rows, M, N, K, of_epilogue...);
 }
 
 template <typename T, typename TILE, typename EPILOGUE, Order ORDER, typename... ARGUMENTS>
 __global__ void __cluster_dims__(1, 1, TILE::SPLIT) __launch_bounds__(TILE::THREADS, TILE::PAIRED ? 2 : 1)
 sm90_split_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
-                const __grid_constant__ TensorMap plain_w, const int* rows, int M, int N, int K, int settled,
-                ARGUMENTS... of_epilogue) {
-    wgmma_gemm<T, TILE, EPILOGUE, ORDER>(x, w, plain_w, rows, M, N, K, settled, of_epilogue...);
+                const __grid_constant__ TensorMap plain_w, const int* rows, int M, int N, int K, ARGUMENTS... of_epilogue) {
+    wgmma_gemm<T, TILE, EPILOGUE, ORDER>(x, w, plain_w, rows, M, N, K, of_epilogue...);
 }
 
 }  // namespace frtc

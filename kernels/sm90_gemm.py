@@ -315,20 +315,21 @@ def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: S
     plain = rows_map(p.w, p.n, p.k, tile.bn)
     ordered = plain if order == "plain" else _permuted_map(p.w, p.n, p.k, tile.bn)
     maps = (rows_map(p.x, p.m, p.k, tile.bm), ordered, plain)
-    params = (*(Param("tensormap", i) for i in range(3)), rows, *(Param("i32", value) for value in (p.m, p.n, p.k)))
     return Stage(
         source="sm90_gemm.cuh",
         entry=f"frtc::{kernel}<{p.x.cuda}, {tile.cuda}, {epilogue}, frtc::Order::{order}, {types_of(arguments)}>",
         grid=tile.grid(p, target),
         block=tile.threads,
         smem=tile.smem,
-        params=(*params, Param("i32", 0), *params_of(arguments)),
+        params=(
+            *(Param("tensormap", i) for i in range(3)), rows,
+            *(Param("i32", value) for value in (p.m, p.n, p.k)), *params_of(arguments),
+        ),
         tensormaps=maps,
         waits=True,
         ahead=(p.w.index,),
         begun=tile.release == BEGUN,
-        settled=() if p.rows is None else (len(params), p.rows),
-    )
+    )  # fmt: skip
 
 
 def rows_map(matrix: Matrix, rows: int, k: int, box: int) -> TensorMap:

@@ -80,36 +80,3 @@ def test_the_fewest_rows_of_all_operands() -> None:
         call("attention", [Q, K, v], [X]),
     ])  # fmt: skip
     assert settled_rows(calls, 2, (1, 2), (False, False, False)) == 50
-
-
-ROWS = Ref(ARENA, 8192, "i32", (), (), 0, "")
-Z = Ref(ARENA, 9216, "bf16", (4, SIZE), (SIZE, 1), 0, "")
-
-
-@pytest.mark.parametrize(
-    ("at", "begun", "expected"),
-    [
-        (1, (), 0),  # the next launch: it may begin beside the one that writes
-        (2, (), 1),  # the one in front has waited for it
-        (3, (), 1),
-        (2, (1,), 0),  # the one in front has let it begin at once, when it had begun itself
-        (3, (2,), 1),  # the one in front of that has waited
-        (3, (1, 2), 0),
-    ],
-)
-def test_what_launches_in_front_have_waited_for(at: int, begun: tuple[int, ...], expected: int) -> None:
-    calls = with_dependences([
-        call("count", [X], [ROWS]), call("qkv", [X, ROWS], [Y]), call("o", [Y, ROWS], [Z]),
-        call("gate", [Z, ROWS], [Q]),
-    ])  # fmt: skip
-    assert settled_rows(calls, at, (1,), [j in begun for j in range(4)]) == expected
-
-
-def test_bytes_that_are_used_again_later() -> None:
-    """The next round's, too: what a later launch writes there may come from the round before."""
-    calls = with_dependences([
-        call("count", [X], [ROWS]), call("qkv", [X, ROWS], [Y]), call("o", [Y, ROWS], [Z]), call("again", [Z], [ROWS]),
-    ])  # fmt: skip
-    assert settled_rows(calls, 2, (1,), [False] * 4) == 0
-    scratch = replace(call("again", [Z], [Q]), scratch=(ROWS.offset, 4))
-    assert settled_rows(with_dependences([*calls[:3], scratch]), 2, (1,), [False] * 4) == 0
