@@ -17,6 +17,8 @@ Array = NDArray[Any]
 
 _NAMES = {dtype.numpy: name for name, dtype in DTYPES.items()}
 _FLOATS = {dtype.numpy for dtype in DTYPES.values() if dtype.kind == "float"}
+_E4M3 = DTYPES["e4m3"].numpy
+_OF_E4M3 = np.arange(256, dtype=np.uint8).view(_E4M3).astype(np.float32)
 
 
 def name_of(x: Array) -> str:
@@ -30,6 +32,8 @@ def is_float(x: Array) -> bool:
 
 def widen(x: Array) -> Array:
     """A float array as fp32, or as it is if float64; anything else as it is."""
+    if x.dtype == _E4M3 and x.ndim:  # a third of the time that a cast takes
+        return _OF_E4M3[x.view(np.uint8)]
     return x if x.dtype == np.float64 or not is_float(x) else x.astype(np.float32, copy=False)
 
 

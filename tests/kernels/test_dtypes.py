@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from frtc.kernels.dtypes import round_to
+from frtc.kernels.reference.floats import widen
 
 RNG = np.random.default_rng(0)
 
@@ -37,3 +38,12 @@ def test_bf16_keeps_shape() -> None:
     values = RNG.standard_normal((5, 7, 3)).transpose(2, 0, 1)
     np.testing.assert_array_equal(round_to(values, "bf16"), round_to(np.ascontiguousarray(values), "bf16"))
     assert round_to(np.array(1.5), "bf16").shape == ()
+
+
+def test_e4m3_is_widened_as_by_a_cast() -> None:
+    codes = np.concatenate([np.arange(256, dtype=np.uint8), RNG.integers(0, 256, 44, dtype=np.uint8)])
+    values = codes.reshape(12, 25).view(ml_dtypes.float8_e4m3fn)
+    for view in (values, values.T, values[::2, 1::3], values[:, ::-1], values[0], values[:0], values[0, 0]):
+        wide = widen(view)
+        assert wide.dtype == np.float32
+        np.testing.assert_array_equal(wide, view.astype(np.float32))
