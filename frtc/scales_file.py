@@ -20,7 +20,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from errno import EISDIR
+from errno import EINVAL, EISDIR
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,8 @@ def _opened(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     try:
         if path.is_dir():
             raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        if path.exists() and not path.is_file():  # nobody may ever write into a pipe, and no signal ends the wait
+            raise OSError(EINVAL, "it is no regular file")
         if path.stat().st_size > MOST:
             raise _damaged(path, f"it has more than {MOST} bytes")
         with safe_open(path, framework="np") as file:

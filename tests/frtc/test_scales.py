@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -255,6 +256,8 @@ def test_a_file_that_is_cut_off_or_another(tmp_path: Path) -> None:
     refused("scales.format", read_scales, path)
     refused("scales.read", read_scales, tmp_path / "missing")
     refused("scales.read", read_scales, tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    refused("scales.read", read_scales, tmp_path / "pipe")
 
 
 def test_where_a_file_may_go(tmp_path: Path) -> None:
