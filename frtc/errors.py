@@ -25,9 +25,10 @@ class FrtcError(Exception):
         self.code, self.what, self.rows, self.hint = code, what, tuple(rows), hint
 
     def __str__(self) -> str:
-        rows = [*self.rows, *([("hint", self.hint)] if self.hint else [])]
+        rows = [(one_line(label), text) for label, text in (*self.rows, *([("hint", self.hint)] if self.hint else []))]
         width = max((len(label) for label, _ in rows), default=0)
-        lines = [f"error[{self.code}]: {self.what}", *(f"  {label:<{width}}  {text}" for label, text in rows)]
+        lines = [_deeper(f"error[{self.code}]: {self.what}", 4)]
+        lines += [_deeper(f"  {label:<{width}}  {text}", width + 4) for label, text in rows]
         return plain("\n".join(lines))
 
 
@@ -57,6 +58,11 @@ def plain(text: str) -> str:
 def one_line(text: str) -> str:
     """The same where a text has one line: a second one would pass for something that frtc says."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _deeper(text: str, columns: int) -> str:
+    """Further lines of a text, of a compiler or a name, stand where none of ours begins."""
+    return text.replace("\n", "\n" + " " * columns)
 
 
 def nearest(name: str, candidates: Iterable[str], n: int = 3) -> str:

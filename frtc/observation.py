@@ -11,6 +11,7 @@ import numpy as np
 
 from frtc.errors import EnvironmentFault, FrtcError, UsageError, nearest
 from frtc.robot_units import to_robot_units
+from frtc.runtime.paths import require_file
 from frtc.runtime.policy import Camera, Images, Norm
 from frtc.runtime.policy_steps import PolicySteps
 
@@ -92,6 +93,7 @@ def _state(seed: int, dim: int, norm: Norm) -> Array:
 def _npy(path: Path) -> Array:
     hint = "a .npy file of numbers, as np.save writes it"
     try:
+        require_file(path)
         found = np.load(path, allow_pickle=False)
     except Exception as fault:  # NumPy fails on a damaged file in any way
         raise FrtcError("input.file", f"{path} cannot be read: {reason(fault)}", hint=hint) from None
@@ -119,7 +121,8 @@ def _picture(path: Path) -> Array:
             "env.package", f"reading {path.name} needs Pillow, which is not installed", hint=hint
         ) from None
     try:
+        require_file(path)
         with Image.open(path) as picture:
             return np.asarray(picture.convert("RGB"))
     except OSError as fault:
-        raise FrtcError("input.file", f"{path} cannot be read: {fault}") from None
+        raise FrtcError("input.file", f"{path} cannot be read: {reason(fault)}") from None

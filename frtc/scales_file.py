@@ -20,7 +20,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from errno import EINVAL, EISDIR
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from frtc.errors import FrtcError, UsageError
 from frtc.histogram import FINITE, Histogram
 from frtc.passes.sites import UNNORMED
 from frtc.runtime.own_file import partial
+from frtc.runtime.paths import require_file
 from frtc.scales import AGAIN, Array, Scales, Site
 from frtc.scales_key import Key
 
@@ -126,10 +126,7 @@ def _opened(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        if path.is_dir():
-            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
-        if path.exists() and not path.is_file():  # nobody may ever write into a pipe, and no signal ends the wait
-            raise OSError(EINVAL, "it is no regular file")
+        require_file(path)
         if path.stat().st_size > MOST:
             raise _damaged(path, f"it has more than {MOST} bytes")
         with safe_open(path, framework="np") as file:

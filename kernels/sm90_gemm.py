@@ -171,14 +171,16 @@ class Tile:
     def grid(self, p: Product, target: Target) -> tuple[int, int, int]:
         if self.persistent:
             blocks = min(target.sms, math.prod(self.tiles(p)))
-            return (blocks if p.norm == "none" else self._even(blocks, self.tiles(p)[0]), 1, 1)
+            return (blocks if p.norm == "none" else self._even(blocks, *self.tiles(p)), 1, 1)
         return (*self.tiles(p), self.split)
 
     @staticmethod
-    def _even(blocks: int, tall: int) -> int:
-        """A few less where each warpgroup then keeps its rows from tile to tile, and finds their factors once."""
-        step = tall // math.gcd(tall, 2)
-        return blocks - blocks % step if blocks % step <= blocks * SPARED else blocks
+    def _even(blocks: int, tall: int, wide: int) -> int:
+        """A few less where each warpgroup then keeps its rows from tile to tile, and finds their factors once; not
+        where some block would have a tile more."""
+        fewer, tiles = blocks - blocks % (tall // math.gcd(tall, 2)), tall * wide
+        few = blocks - fewer <= blocks * SPARED and math.ceil(tiles / fewer) == math.ceil(tiles / blocks)
+        return fewer if few else blocks
 
 
 def chunks_of(p: Product) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 from frtc.errors import FrtcError
 from frtc.kernels.smxx_frames import CUBIN
 from frtc.runtime.manifest import File, read_manifest
-from frtc.runtime.paths import path_of
+from frtc.runtime.paths import path_of, require_file
 from frtc.runtime.plan import Program
 from frtc.runtime.validate import check_cubins, check_frames, check_manifest
 
@@ -158,8 +158,7 @@ def open_plan(path: str | Path, verify: bool = True) -> Plan:
 def _map(path: Path) -> tuple[memoryview, dict[str, Any]]:
     """(the data behind the header, the header)."""
     try:
-        if path.exists() and not path.is_file():  # nobody may ever write into a pipe
-            raise OSError(None, "it is a folder" if path.is_dir() else "it is no regular file")
+        require_file(path)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b""

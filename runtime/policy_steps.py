@@ -137,7 +137,7 @@ class PolicySteps:
             return None
         if given is None:
             number = self.draw if draw is None else _number("draw", draw)
-            self.draw = number + 1
+            self.draw = (number + 1) % (1 << 64)
             inputs["noise"][...] = self._drawn(number)
             return number
         if draw is not None:

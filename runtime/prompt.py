@@ -39,8 +39,8 @@ class PromptStep:
     def text(self, prompt: object, state: NDArray[Any] | None) -> str:
         """state: normalised, [dim]; needed iff the template shows it."""
         if type(prompt) is not str or prompt != self.prompt:
-            self.prompt = str(_checked(prompt))
-            self.parts = self._parts(self.prompt)
+            text = str(_checked(prompt))
+            self.prompt, self.parts = text, self._parts(text)  # both or, where this is interrupted, none
         if len(self.parts) == 1 or state is None:
             return STATE.join(self.parts)
         numbers = bins(state)

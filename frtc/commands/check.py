@@ -17,6 +17,7 @@ from frtc.models.checkpoint import Checkpoint
 from frtc.observation import reason
 from frtc.options import add_policy_options, choices, pathname, policy_options
 from frtc.report import facts_text
+from frtc.runtime.paths import require_file
 from frtc.runtime.policy import Norm
 from frtc.runtime.steps_vector import Normaliser, apply
 
@@ -95,6 +96,7 @@ def _dimensions(name: str, norm: Norm, values: NDArray[Any]) -> list[dict[str, A
 def _recorded(path: Path, name: str, dim: int) -> NDArray[Any] | None:
     values, hint = None, "a .npz file of numbers: np.savez(FILE, state=[N, dim], actions=[N, dim])"
     try:
+        require_file(path)
         found = np.load(path, allow_pickle=False)
         if isinstance(found, np.ndarray):
             raise ValueError("it is one array, without a name")

@@ -23,10 +23,12 @@ from frtc.explain import OUTCOMES, Chosen, Explanation, Fate, explain
 from frtc.lowering.ir import Module, Run, fresh_nodes
 from frtc.lowering.programs import define_weights
 from frtc.lowering.text import parse, parse_module
+from frtc.observation import reason
 from frtc.options import add_policy_options, choices, pathname, policy_options
 from frtc.passes.precision import Precision
 from frtc.passes.standard import pipeline
 from frtc.precision import default_kind, read_precision, require_known, require_possible, require_used
+from frtc.runtime.paths import require_file
 from frtc.scales_file import read_scales
 
 SHOWN = 3  # kernels not taken; --all shows every one
@@ -98,9 +100,10 @@ def _call_names(call: Chosen) -> str:
 def read_ir(path: Path) -> Module:
     """The module in a text file; a single graph becomes a module that runs it once."""
     try:
+        require_file(path)
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as fault:
-        raise FrtcError("input.file", f"{path} cannot be read: {fault}") from None
+        raise FrtcError("input.file", f"{path} cannot be read: {reason(fault)}") from None
     if text.lstrip().startswith("module"):
         return parse_module(text)
     graph = parse(text)

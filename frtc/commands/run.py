@@ -22,6 +22,7 @@ from frtc.errors import CheckFailed, EnvironmentFault, FrtcError, UsageError
 from frtc.options import count, number, pathname
 from frtc.policy import Inference, Policy
 from frtc.runtime.own_file import partial
+from frtc.runtime.paths import require_file
 from frtc.runtime.timing import Spread, Timing
 from frtc.trust import trust_of
 
@@ -224,13 +225,15 @@ def _judge(total: Spread, budget_ms: float | None, baseline: float | None) -> Ch
 def _baseline(path: Path) -> float:
     """p50 of an earlier run, microseconds."""
     try:
+        require_file(path)
         p50 = json.loads(path.read_text())["host_us"]["total"]["p50"]
         if type(p50) not in (int, float) or not 0 < p50 <= MOST_US:
             raise ValueError(f"its p50 is {p50!r}")
         return float(p50)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as fault:
         hint = "a baseline is what `frtc run --json` printed"
-        raise FrtcError("run.baseline_file", f"{path} is no baseline: {fault!r}", hint=hint) from None
+        why = fault.strerror if isinstance(fault, OSError) and fault.strerror else repr(fault)
+        raise FrtcError("run.baseline_file", f"{path} is no baseline: {why}", hint=hint) from None
 
 
 def frames_named(texts: Sequence[str]) -> dict[str, Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -22,6 +23,7 @@ import frtc.commands.models
 from frtc import cli, plugins
 from frtc.codegen import plan_writer
 from frtc.console import Result
+from frtc.errors import FrtcError
 from frtc.models.checkpoint import read_header
 from frtc.runtime import driver
 from frtc.runtime.plan_file import open_plan
@@ -392,3 +394,30 @@ def test_old_python_cannot_compile(capsys: Capture, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sys.version_info", (3, 10, 9, "final", 0))
     said = call(capsys, "compile", "x", "--arch", "thor")
     assert (said.code, said.error) == (5, "env.python")
+
+
+PIPES = {
+    "run --image": (("run", "PLAN", "--device", "cpu", "--image", "base=PIPE"), "input.file"),
+    "run --state": (("run", "PLAN", "--device", "cpu", "--state", "PIPE"), "input.file"),
+    "run --baseline": (("run", "PLAN", "--device", "cpu", "--baseline", "PIPE"), "run.baseline_file"),
+    "check --data": (("check", "CK", "--data", "PIPE"), "input.file"),
+    "explain IR": (("explain", "PIPE.ir", "--arch", "thor"), "input.file"),
+    "explain --scales": (("explain", "CK", "--arch", "hopper", "--scales", "PIPE"), "scales.read"),
+}
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_nobody_waits_for_who_writes_into_a_pipe(name: str, demo: Demo, tmp_path: Path, capsys: Capture) -> None:
+    words, code = PIPES[name]
+    for suffix in ("", ".ir"):
+        os.mkfifo(tmp_path / f"pipe{suffix}")
+    given = {"PLAN": str(demo.plan), "CK": str(demo.checkpoint), "PIPE": str(tmp_path / "pipe")}
+    said = call(capsys, *(re.sub("PLAN|CK|PIPE", lambda found: given[found[0]], word) for word in words))
+    assert (said.code, said.error) == (4, code) and "no regular file" in said.err, said.err
+
+
+def test_further_lines_of_an_error_are_no_rows() -> None:
+    """Names in files may hold line ends, and a hint of a file's would pass for ours."""
+    said = str(FrtcError("a.b", "no\nhint  x", [("c\nhint", "d\n  hint  e\n")], "the hint"))
+    assert said.split("\n") == ["error[a.b]: no", "    hint  x", "  c\\nhint  d", "             hint  e", "           ",
+                                "  hint     the hint"]  # fmt: skip

@@ -62,8 +62,7 @@ FAMILIES, TOOLS = ("baseline", "sm_90a"), ("memcheck", "racecheck", "initcheck")
 SANE = 5e-2  # relative error
 ROUND = 16  # bytes: in a Plan whatever lies behind a buffer begins at a multiple, and vectors may end there
 DONE, PROCESS = "sanitized:", "process:"  # begin the last line, and the first one
-# What tells one path through a kernel from another, whatever its tile. SPLIT: of eight blocks a warp
-# has rows of two.
+# What tells one path through a kernel from another, whatever its tile. A warp's rows are two blocks' in clusters of 8.
 PATHS: dict[str, Callable[[Any], Any]] = {
     "PARTS": str, "FINISH": str, "SPLIT": lambda n: (n > 1) + (n > 4), "SPLITS": lambda n: n > 1,
     "ROWS": lambda n: n == 0, "WARPGROUPS": lambda n: n > 1,

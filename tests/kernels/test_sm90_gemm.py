@@ -262,3 +262,17 @@ def test_blocks_that_meet_fit_on_the_sms() -> None:
     assert len(jobs) > 8
     for entry, cubin in zip(jobs, compile_all(list(jobs.values())), strict=True):
         assert cubin.resources.registers <= 168 and (entry in ragged or not cubin.resources.local)
+
+
+@pytest.mark.parametrize(
+    ("tall", "wide", "blocks"),
+    [
+        (13, 128, 130),  # 816 rows: gate and up
+        (13, 132, 132),  # in 130 blocks some would have 14 tiles
+        (12, 128, 132),  # the same rows anyway
+        (9, 128, 132),  # six blocks are too many to spare
+        (7, 2, 14),  # one tile each
+    ],
+)
+def test_blocks_that_keep_their_rows(tall: int, wide: int, blocks: int) -> None:
+    assert sm90_gemm.Tile._even(min(132, tall * wide), tall, wide) == blocks

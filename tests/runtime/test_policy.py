@@ -472,6 +472,26 @@ def in_use() -> int:
     return int(mallinfo().f7)  # uordblks
 
 
+def test_an_interrupted_prompt_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the next inference tokenises is what it was given, not what stood there before."""
+    step = PromptStep(Prompt("none", "{prompt}"))
+    assert step.text("left", None) == "left"
+    with monkeypatch.context() as during:
+        during.setattr(PromptStep, "_parts", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step.text("right", None)
+    assert [step.text(prompt, None) for prompt in ("right", "left")] == ["right", "left"]
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_draws_begin_again_behind_the_last() -> None:
+    steps, last = PolicySteps(POLICY, TOKENIZER), (1 << 64) - 1
+    assert [steps.prepare(OBSERVATION, draw).draw for draw in (last, None, None)] == [last, 0, 1]
+
+
 def test_a_constant_range_follows_the_origin() -> None:
     lerobot = Normaliser(Norm("lerobot_range", (0.5,), (0.5,), 1e-8))
     assert lerobot.normalise(np.array([0.5], np.float32)) == -1
