@@ -45,8 +45,8 @@ from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels.catalog import CATALOG
 from frtc.kernels.dtypes import DTYPES, round_to
 from frtc.kernels.reference import REFERENCES
-from frtc.kernels.spec import Config, Kernel, Operand, Param, Site, Stage
-from frtc.kernels.targets import Target, load_targets
+from frtc.kernels.spec import Config, Kernel, Operand, Site
+from frtc.kernels.targets import load_targets
 from tests.kernels.device import POISON, Arguments, Gpu
 from tests.kernels.session import SOURCES, spent
 
@@ -123,18 +123,6 @@ def every_config(site: Site, **about: Any) -> list[Case]:
 
 def sabotaged(case: Case, macro: str) -> Case:
     return replace(case, sabotage=macro)
-
-
-def settled(case: Case, rows: int) -> Case:
-    """As the builder leaves it where so many rows of what the launch may read before it waits were there before."""
-
-    def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
-        (stage,) = case.kernel.stages(site, config, target)
-        at = stage.settled[0]
-        assert stage.params[at] == Param("i32", 0)
-        return (replace(stage, params=(*stage.params[:at], Param("i32", rows), *stage.params[at + 1 :])),)
-
-    return replace(case, kernel=replace(case.kernel, stages=stages))
 
 
 def once(cases: Sequence[Case], splits: int = 99) -> list[Case]:
