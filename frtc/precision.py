@@ -26,6 +26,7 @@ from frtc.passes.precision import KINDS, Precision, Share, shares_of
 from frtc.passes.quantize import SCALE, Note
 from frtc.passes.sites import UNNORMED, sites_of, unnormed
 from frtc.products import meaning
+from frtc.runtime.paths import require_file
 
 if TYPE_CHECKING:
     from frtc.compiler import Opened
@@ -55,8 +56,7 @@ def read_precision(text: str | None) -> Asked:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        if path.exists() and not path.is_file():  # a pipe may never end
-            raise _wrong(path, f"{path} is not a regular file")
+        require_file(path)
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as fault:
         raise _wrong(path, f"{path} cannot be read: {fault.strerror or fault}") from None
