@@ -18,6 +18,7 @@ from frtc.estimate import (
     Estimate,
     Fitted,
     Priced,
+    _becomes,
     calls_of_module,
     calls_of_plan,
     flops_of,
@@ -28,7 +29,7 @@ from frtc.estimate import (
     rounds_of_plan,
 )
 from frtc.kernels.catalog import CATALOG, NoKernel
-from frtc.kernels.spec import Operand, Site
+from frtc.kernels.spec import Operand, Param, Site, Stage
 from frtc.kernels.tactic import Pick, Tactic
 from frtc.kernels.targets import load_targets
 from frtc.runtime.plan import Launch, Program
@@ -308,3 +309,14 @@ def test_the_table(maker: Maker, make: Make) -> None:
     assert lines[-3].split()[0] == "total" and "100%" in lines[-3]
     assert lines[-2].endswith(": run on hardware; the factors are fitted to NVIDIA H200, no source")
     assert lines[-1].startswith("  never measured, as their cost models say: baseline ")
+
+
+def test_a_launch_that_reads_settled_rows_is_known_again() -> None:
+    """The builder sets one parameter of it; any other one makes it another launch."""
+    params = (Param("operand", 0), Param("i32", 0), Param("i32", 7))
+    stage = Stage("source", "entry", (4, 1, 1), 128, 1024, params, settled=(1, 0))
+    plain = Stage("source", "entry", (4, 1, 1), 128, 1024, params)
+    found = (("operand", 0), ("i32", 560), ("i32", 7))
+    assert _becomes(stage, ((4, 1, 1), 128, 1024, found)) and not _becomes(plain, ((4, 1, 1), 128, 1024, found))
+    assert not _becomes(stage, ((4, 1, 1), 128, 1024, (*found[:2], ("i32", 8))))
+    assert not _becomes(stage, ((4, 1, 1), 128, 1024, found[:2])) and not _becomes(stage, ((5, 1, 1), 128, 1024, found))
