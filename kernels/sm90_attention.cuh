@@ -31,7 +31,7 @@ namespace frtc {
 
 // Widths that sm90.cuh has of a product of 64 rows.
 constexpr int product_width(int columns) {
-    for (const int width : {32, 64, 80, 96, 128, 160, 192, 224, 256})
+    for (const int width : {32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256})
         if (width >= columns) return width;
     return 0;
 }
