@@ -141,6 +141,7 @@ def measured(case: Case, made: Compiled, device: str, counts: Counts) -> dict[st
         row = row_of(case, made, device_us, {name: spread.row()["p50"] for name, spread in parts.items()})
         if case.shape.prompt > VALID:
             executor.set("n", np.array(case.shape.prompt, np.int32))
+            executor.run()  # a replay copies no inputs
             row["full_us"] = times(replay, stream, counts, counts.replays).row()
     return row
 
