@@ -29,10 +29,8 @@ FACTOR_BYTES = 1536  # static shared memory for factors of rows, of moments (row
 FACTORS = {
     (3, 128, "turns", 2): 0.92,
     (2, 128, "turns", 2): 1.2,
-    (1, 256, "turns", 2): 1.2,
-    (1, 96, "rows", 3): 0.8,
+    (1, 96, "rows", 3): 0.9,
     (1, 64, "rows", 3): 0.75,
-    (1, 160, "rows", 2): 1.1,
     (1, 128, "rows", 2): 1.05,
     (1, 96, "columns", 2): 1.15,
     (1, 96, "rows", 1): 0.95,
@@ -84,6 +82,7 @@ MULTIPLIED_PER_CLOCK = 32  # rows x columns, each of 128 bytes of K
 LAUNCH_US, FIRST_TILE_US = 0.7, 1.1
 EIGHT_US = 0.05  # eight columns of a row of a thread: scaled, activated, stored
 SPLIT_US, CLUSTER_BYTES_PER_CLOCK = 0.3, 12
+ROW_FACTORS_US = 0.63  # factors of 64 rows, from moments of 2048 elements
 SPARED = 0.02  # of the SMs, for rows that stay the same
 SHORT_US = 20.0
 # What short products take longer in clusters whose blocks fill their SMs, e4m3 and bf16 alike: 1.0 to 1.7 in clusters
@@ -295,12 +294,16 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
     # A warpgroup issues its products one chunk at a time: about 70 clocks beyond their own.
     busy_us = max(busy_us, on_busiest * chunks * (tile.blocks * tile.wn * 2 + 70) / CLOCK * 1e6)
     store_us = EIGHT_US * tile.blocks * tile.wn / 16 * math.sqrt(tile.warpgroups)
+    factors_us = 0.0
+    if tile.persistent and p.norm != "none" and 2 * tile.grid(p, target)[0] % tall:
+        factors_us = ROW_FACTORS_US * tile.blocks * on_busiest  # a warpgroup has other rows in each tile
     split_us = 0.0
     if tile.split > 1:  # what a block sends to the others
         split_us = SPLIT_US + tile.bm * tile.bn * 4 * (1 - 1 / tile.split) / CLUSTER_BYTES_PER_CLOCK / CLOCK * 1e6
     dram_us = p.nbytes / (DRAM_SHARE * target.dram) * 1e6
     once_us = FIRST_TILE_US + store_us  # where warpgroups take turns: the first tile's start and the last one's end
-    return LAUNCH_US + once_us * (1 if tile.persistent else on_busiest) + max(busy_us, dram_us) + split_us
+    each_us = once_us * (1 if tile.persistent else on_busiest) + factors_us
+    return LAUNCH_US + each_us + max(busy_us, dram_us) + split_us
 
 
 def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:

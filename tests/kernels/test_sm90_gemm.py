@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from frtc.kernels.spec import Config, Kernel, Site
 from frtc.kernels.targets import Target, load_targets
 from tests.kernels import harness, sites_finish, sites_rope_gemm
 from tests.kernels.device import Gpu
-from tests.kernels.sites_gemm import FULL, gated, inputs_of, linear, scaled
+from tests.kernels.sites_gemm import FULL, gated, inputs_of, limited, linear, scaled
 from tests.kernels.sites_policies import policy_sites
 
 TARGETS = load_targets()
@@ -276,3 +277,39 @@ def test_blocks_that_meet_fit_on_the_sms() -> None:
 )
 def test_blocks_that_keep_their_rows(tall: int, wide: int, blocks: int) -> None:
     assert sm90_gemm.Tile._even(min(132, tall * wide), tall, wide) == blocks
+
+
+@pytest.mark.parametrize(
+    ("rows", "live", "wide", "blocks", "wn", "found"),
+    [
+        (816, 816, 128, 1, 256, 0),  # 13 tiles high, in 130 blocks
+        (816, 816, 132, 1, 256, 13),  # in 132: in 130 some would have 14 tiles
+        (816, 653, 128, 1, 256, 11),  # in 130 for all rows, of which fewer are there
+        (560, 560, 128, 1, 256, 9),
+        (560, 560, 256, 3, 128, 0),  # three high
+        (816, 816, 256, 2, 128, 2 * 14),  # seven high
+    ],
+)
+def test_rows_that_a_block_keeps_cost_less(rows: int, live: int, wide: int, blocks: int, wn: int, found: int) -> None:
+    """found: how often a block finds factors of 64 rows, beside the first time."""
+    tile = sm90_gemm.Tile(blocks, wn, "turns", 2, 5, 1)
+    p = product(linear(rows, wide * wn, 2048))
+    plain, normed = (sm90_gemm._cost_us(one, live, tile, HOPPER) for one in (p, replace(p, norm="rms")))
+    assert normed - plain == pytest.approx(found * sm90_gemm.ROW_FACTORS_US) and sm90_gemm.ROW_FACTORS_US > 0
+
+
+@pytest.mark.parametrize(
+    ("site", "tile"),
+    [
+        # bench/results/product_times.json
+        (scaled(limited(gated(560, 16384, 2048)), out="e4m3"), (3, 128, "turns", 2)),
+        # bench/results/chain_search_views1.json; there is no norm here, which makes less of a difference
+        (scaled(limited(gated(304, 16384, 2048)), out="e4m3"), (1, 256, "turns", 2)),
+        # bench/results/chain_search_views3.json
+        (scaled(limited(linear(816, 2048, 16384))), (1, 128, "rows", 2)),
+    ],
+    ids=["gated 560", "gated 304", "linear 816"],
+)
+def test_what_was_quickest_is_taken(site: Site, tile: tuple[int, int, str, int]) -> None:
+    config = best(KERNELS[site.op], site)[0]
+    assert (config["BLOCKS"], config["WN"], config["PARTS"], config["WARPGROUPS"], config["SPLIT"]) == (*tile, 1)
