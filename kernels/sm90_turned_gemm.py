@@ -16,13 +16,14 @@ from frtc.kernels.mainloop import Mainloop
 from frtc.kernels.product import NULL, Argument, Matrix, Product, epilogue_refuses, params_of, product_of, types_of
 from frtc.kernels.sm90_gemm import ALIGN, FEW_ROWS, FEWEST_STAGES, GROUP, MOST_STAGES, ROW, chunks_of
 from frtc.kernels.sm90_room import CLUSTERED
-from frtc.kernels.smxx_gemm import DRAM_SHARE, FILLED
+from frtc.kernels.smxx_gemm import DRAM_SHARE
 from frtc.kernels.spec import Config, Kernel, Param, Site, Stage, TensorMap
 from frtc.kernels.targets import Target
 
 KIND = {"linear": "sm90_turned_gemm", "gated_linear": "sm90_turned_gated_gemm"}
 COLUMNS, WARPGROUPS, THREADS = 128, 2, 384
-HEIGHTS = (80, 96, 104, 112, 128, 144, 152, 160, 176, 192, 208, 224, 240, 256)  # rows of tiles that wgmma is written for
+# Rows of a tile: widths of wgmma that sm90.cuh has.
+HEIGHTS = (80, 96, 104, 112, 128, 144, 152, 160, 176, 192, 208, 224, 240, 256)
 SPLITS = (1, 2, 4)
 NAMES = ("ROWS", "STAGES", "SPLIT")
 
