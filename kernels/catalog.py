@@ -21,6 +21,7 @@ MODULES = [
     "sm90_finish_gemm",
     "sm90_moments_gemm",
     "sm90_few_gemm",
+    "sm90_turned_gemm",
     "sm90_attention",
     "sm90_attention_split",
     "smxx_gemm",

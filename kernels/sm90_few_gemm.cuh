@@ -99,13 +99,19 @@ __device__ __forceinline__ void few_multiply(float (&acc)[TILE::ROWS / 2], const
     wgmma_commit();
 }
 
+// Where a thread's sums of two columns of two rows lie among those of eight rows.
+template <typename TILE>
+__device__ __forceinline__ u32 few_place() {
+    const int warp = threadIdx.x / 32, column = threadIdx.x % 32 / 4, row = threadIdx.x % 4;  // pairs of them
+    // Pieces of 16 bytes lie where lanes that read eight columns each meet no bank twice.
+    const int pair = warp * 8 + (column ^ (TILE::UNIT == 16 ? warp % 4 : warp & 2));
+    return row * TILE::PAIR_BYTES + pair * TILE::UNIT;
+}
+
 // A thread's sums, four of each eight rows, to the block that the rows belong to.
 template <typename TILE>
 __device__ __forceinline__ void few_send(const float (&acc)[TILE::ROWS / 2], const FewShare<TILE>& share) {
-    const int warp = threadIdx.x / 32, column = threadIdx.x % 32 / 4, row = threadIdx.x % 4;  // pairs of them
-    // Pieces of 16 bytes lie where lanes that read eight columns each meet no bank twice.
-    const int pair = TILE::UNIT == 16 ? warp * 8 + (column ^ warp) : warp * 8 + (column ^ (warp & 2));
-    const u32 within = row * TILE::PAIR_BYTES + pair * TILE::UNIT;
+    const u32 within = few_place<TILE>();
 #pragma unroll
     for (int e = 0; e < TILE::EIGHTS; ++e) {
         const float even = acc[4 * e], next_even = acc[4 * e + 1], odd = acc[4 * e + 2], next_odd = acc[4 * e + 3];

@@ -10,7 +10,7 @@
 //          128 bytes of K
 //
 // A tile is WARPGROUPS parts of 64 BLOCKS rows by WN columns: above each other (rows), beside each other (columns), or the
-// warpgroups take turns at whole tiles (turns: one multiplies while the other stores).
+// warpgroups take turns at whole tiles (turns: one multiplies while the other stores). Turned ones are sm90_turned_gemm.cuh's.
 //
 // Order::permuted: the tensor map of w hands its rows over in another order, so that each thread's accumulators are eight
 // columns side by side: row 32 J + 8 t + 2 j + i of w is column 32 J + 8 j + 2 t + i of the product (t the thread of its
@@ -83,7 +83,8 @@ __device__ __forceinline__ void multiply(WgmmaSums<TILE>& acc, const Ring<TILE>&
     constexpr u64 BLOCK = 64 * TILE::ROW / 16;  // from block to block in a descriptor
     const int part = TILE::PARTS == Parts::turns ? 0 : threadIdx.x / 128;
     const int first_x = TILE::PARTS == Parts::rows ? part * TILE::WM * TILE::ROW : 0;
-    const int first_w = TILE::PARTS == Parts::columns ? part * TILE::WN * TILE::ROW : 0;
+    constexpr int OF_W = TILE::PARTS == Parts::columns ? TILE::WN : TILE::PARTS == Parts::turned ? TILE::WM : 0;
+    const int first_w = part * OF_W * TILE::ROW;
     const bool leader = threadIdx.x % 128 == 0;
     int last = 0;
     for (int i = 0; i < chunks; ++i) {
@@ -93,7 +94,10 @@ __device__ __forceinline__ void multiply(WgmmaSums<TILE>& acc, const Ring<TILE>&
 #pragma unroll
         for (int k = 0; k < TILE::ROW / 32; ++k) {
 #pragma unroll
-            for (int b = 0; b < TILE::BLOCKS; ++b) wgmma<T, TILE::WN>(acc[b], x + b * BLOCK + 2 * k, w + 2 * k, i | k);
+            for (int b = 0; b < TILE::BLOCKS; ++b) {
+                if constexpr (TILE::PARTS == Parts::turned) wgmma<T, TILE::WN>(acc[b], w + 2 * k, x + 2 * k, i | k);
+                else wgmma<T, TILE::WN>(acc[b], x + b * BLOCK + 2 * k, w + 2 * k, i | k);
+            }
         }
         wgmma_commit();
         wgmma_wait<1>();

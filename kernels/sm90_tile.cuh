@@ -7,7 +7,7 @@
 
 namespace frtc {
 
-enum class Parts { rows, columns, turns };
+enum class Parts { rows, columns, turns, turned };
 enum class Order { plain, permuted, whole };
 
 template <int BLOCKS_, int WN_, Parts PARTS_, int WARPGROUPS_, int STAGES_, int SPLIT_, bool PERSISTENT_, bool PAIRED_,
