@@ -204,14 +204,20 @@ def numbers_of(version: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", version)[:2])
 
 
-def checks_of(version: str, kind: str) -> list[str]:
-    """Those that are not made unless asked for, of tools that know them."""
-    return ["--check-tensor-ops", "yes"] if kind == "memcheck" and numbers_of(version) >= (2026, 2) else []
+def checks_of(version: str, part: Part) -> list[str]:
+    """Those that are not made unless asked for, of tools that know them; fewer for a Plan.
+
+    With them 2026.4 does not come back from the launch of a graph, and the kernels have them as cases. A Plan asks in
+    what memory frames lie; that the driver does not know a program's own would count as an error.
+    """
+    if part.what == PLAN:
+        return ["--report-api-errors", "no"]
+    return ["--check-tensor-ops", "yes"] if part.tool == "memcheck" and numbers_of(version) >= (2026, 2) else []
 
 
 def command_of(tool: Path, version: str, part: Part, cases: Sequence[int], start: int) -> list[str]:
     target = str(plan_path(TINY)) if part.what == PLAN else part.what
-    checks = ["--tool", part.tool, "--error-exitcode", str(EXIT_CODE), *checks_of(version, part.tool)]
+    checks = ["--tool", part.tool, "--error-exitcode", str(EXIT_CODE), *checks_of(version, part)]
     said = ["--print-limit", "200", "--show-backtrace", "no", "--destroy-on-device-error", "kernel"]  # and go on
     own = ["--port", str(PORTS + 20 * start), "--launch-timeout", "60"]
     listed = [",".join(map(str, cases))] if cases else []

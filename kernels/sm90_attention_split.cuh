@@ -41,21 +41,14 @@ struct SplitTile {
     static constexpr int Q_PANEL = ROWS * 128, K_PANEL = BN * 128;  // bytes
     static constexpr int K_AT = KEY_PANELS * Q_PANEL, V_AT = K_AT + KEY_PANELS * K_PANEL;
     static constexpr int RECEIVED_AT = V_AT + VALUE_PANELS * K_PANEL;
-    // From each block: OWN rows of DV sums, then (maximum, weight) of each row; of two rows eight apart that belong to the
-    // same block in 16 bytes.
-    static constexpr int OWN = ROWS / SPLIT, STATS_AT = OWN * DV * 2, SOURCE = STATS_AT + ceil_div(OWN, 2) * 16;
-    static constexpr int OWNERS = SPLIT > 8 ? 2 : 1;  // blocks that rows g and g + 8 of a warp's 16 belong to
+    // From each block: OWN rows of DV sums, then (maximum, weight) of two rows eight apart in 16 bytes.
+    static constexpr int OWN = ROWS / SPLIT, STATS_AT = OWN * DV * 2, SOURCE = STATS_AT + OWN * 8;
     static constexpr int BARRIERS_AT = RECEIVED_AT + SPLIT * SOURCE;
     static constexpr int STATS_BARRIER_AT = BARRIERS_AT + 8 * (KEY_PANELS + 1);
     static constexpr int PACKETS = OWN * DV / 8, ROUNDS = ceil_div(PACKETS, THREADS);
     static_assert(D % 64 == 0 && DV % 64 == 0 && product_width(BN) == BN);
-    static_assert(ROWS % 16 == 0 && ROWS <= 64 && 16 % SPLIT == 0 && PACKETS % 32 == 0);
+    static_assert(ROWS % 16 == 0 && ROWS <= 64 && 8 % SPLIT == 0 && PACKETS % 32 == 0);
     static_assert((KEY_PANELS + VALUE_PANELS) * BN >= 64 - ROWS, "the last panel of q is read as if it had 64 rows");
-
-    // Maximum and weight of row m of the tile, in what a block sends to the row's owner.
-    __device__ __forceinline__ static constexpr int stats_at(int m) {
-        return STATS_AT + (OWNERS == 1 ? (m / 16 * 8 + m % 8) / SPLIT * 16 + m / 8 % 2 * 8 : m / SPLIT * 8);
-    }
 };
 
 // The value is known here, not only where it is used.
@@ -130,34 +123,22 @@ __device__ __forceinline__ void softmax_once(float (&s)[N_TILES][4], float (&top
     }
 }
 
-// Where a lane sends the sums of its rows g and g + 8 of its warp's 16: to the one block that both belong to, or to two.
+// Where a lane sends the sums of its rows g and g + 8 of its warp's 16: to one block, 8 % SPLIT is 0.
 template <typename Tile>
 struct Peer {
-    u32 sums[Tile::OWNERS], stats[Tile::OWNERS], barriers[Tile::OWNERS];
+    u32 sums, stats, barriers;
 
     __device__ __forceinline__ Peer(u32 smem, int rank) {
         const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-        for (int i = 0; i < Tile::OWNERS; ++i) {
-            const int row = warp * 16 + g + 8 * i;
-            const u32 owner = cluster_address(smem, row % Tile::SPLIT);
-            const u32 from = owner + Tile::RECEIVED_AT + rank * Tile::SOURCE;
-            sums[i] = from + row / Tile::SPLIT * Tile::DV * 2 + t * 16;
-            stats[i] = from + Tile::stats_at(row);
-            barriers[i] = owner + Tile::STATS_BARRIER_AT;
-            pin(sums[i]), pin(stats[i]), pin(barriers[i]);
-        }
+        const u32 from = cluster_address(smem, g % Tile::SPLIT) + Tile::RECEIVED_AT + rank * Tile::SOURCE;
+        sums = from + (warp * 16 / Tile::SPLIT + g / Tile::SPLIT) * Tile::DV * 2 + t * 16;
+        stats = from + Tile::STATS_AT + (warp * 8 + g) / Tile::SPLIT * 16;
+        barriers = cluster_address(smem, g % Tile::SPLIT) + Tile::STATS_BARRIER_AT;
+        pin(sums), pin(stats), pin(barriers);
     }
 
     __device__ __forceinline__ void send_stats(const float (&top)[2], const float (&weight)[2]) const {
-        if (threadIdx.x % 4 != 0) return;
-        if constexpr (Tile::OWNERS == 1) {
-            store_async(stats[0], barriers[0], top[0], weight[0], top[1], weight[1]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < Tile::OWNERS; ++i)
-                store_async(stats[i], barriers[i], __float_as_uint(top[i]), __float_as_uint(weight[i]));
-        }
+        if (threadIdx.x % 4 == 0) store_async(stats, barriers, top[0], weight[0], top[1], weight[1]);
     }
 
     // One part of the columns. Packet 4 j + t of a row has columns 32 j + 8 i + 2 t + {0, 1} for i = 0 .. 3.
@@ -170,9 +151,8 @@ struct Peer {
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     x[i] = __uint_as_float(pack2<bf16>(o[4 * j + i][2 * h], o[4 * j + i][2 * h + 1]));
-                const int i = h % Tile::OWNERS, row = (h - i) * 8 / Tile::SPLIT;
-                const int at = row * Tile::DV * 2 + (part * Tile::WIDTH / 32 + j) * 64;
-                store_async(sums[i] + at, barriers[i] + 8, x[0], x[1], x[2], x[3]);
+                const int at = h * 8 / Tile::SPLIT * Tile::DV * 2 + (part * Tile::WIDTH / 32 + j) * 64;
+                store_async(sums + at, barriers + 8, x[0], x[1], x[2], x[3]);
             }
     }
 };
@@ -183,7 +163,7 @@ struct Shares {
     float of[Tile::SPLIT], factor;
 
     __device__ __forceinline__ Shares(const unsigned char* received, int m, float scale, float unit) {
-        const int at = Tile::stats_at(m);
+        const int at = Tile::STATS_AT + (m / 16 * 8 + m % 8) / Tile::SPLIT * 16 + m / 8 % 2 * 8;
         float2 stat[Tile::SPLIT];
         float top = kNoKey, total = 0.0f;
 #pragma unroll

@@ -14,7 +14,7 @@ from frtc.kernels.targets import Target
 SOURCE = "sm90_attention_split.cuh"
 THREADS = 128
 TILES = (32, 16, 64)  # rows of a cluster, in order of preference where costs are equal
-SPLITS = (8, 4, 2, 16)  # blocks of a cluster, in order of preference where costs are equal
+SPLITS = (8, 4, 2)  # blocks of a cluster
 REGISTERS = 210  # a thread's sums and probabilities: what 255 hold without spilling
 MOST_BLOCKS = 2  # of 128 threads and up to 255 registers on an SM
 
@@ -51,8 +51,7 @@ def keys_of(shape: Shape, split: int) -> int:
 def smem_bytes(shape: Shape, rows: int, split: int) -> int:
     """Used by q, k, v, what is received, barriers: see SplitTile."""
     tiles = 2 * (rows * shape.d + keys_of(shape, split) * (shape.d + shape.dv))
-    stats = split * (rows // split * 8 + 15 & -16)
-    return tiles + rows * 2 * shape.dv + stats + 8 * (shape.d // PANEL + 3)
+    return tiles + rows * (2 * shape.dv + 8) + 8 * (shape.d // PANEL + 3)
 
 
 def candidates(site: Site, target: Target) -> list[tuple[Config, str]]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from frtc.kernels.targets import KiB, Target
 
-# Blocks of clusters of this size that an H200 holds at once, one on an SM. Which SMs its GPCs lack differs from GPU to
-# GPU; of sixteen, those that 132 SMs in GPCs of at most 18 hold in any case (measured on one: 112).
-CLUSTERED = {1: 132, 2: 132, 4: 120, 8: 112, 16: 80}
+# Blocks of clusters of this size that an H200 holds at once, one on an SM: its GPCs have 16 or 18 SMs.
+CLUSTERED = {1: 132, 2: 132, 4: 120, 8: 112}
 
 
 def fitting(smem: int, target: Target) -> int:

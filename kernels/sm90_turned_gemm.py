@@ -26,6 +26,9 @@ COLUMNS, WARPGROUPS, THREADS = 128, 2, 384
 HEIGHTS = (80, 96, 104, 112, 128, 144, 152, 160, 176, 192, 208, 224, 240, 256)
 SPLITS = (1, 2, 4)
 NAMES = ("ROWS", "STAGES", "SPLIT")
+# What reaches another block, by the times of `down` at 304 to 816 rows in the chain (chain_search_turned.json): those
+# whose blocks share K take 3 to 9 us longer than their products.
+ACROSS_BYTES_PER_CLOCK = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +135,8 @@ def cost(site: Site, config: Config, target: Target) -> float:
 
 
 def cost_us(p: Product, tile: Tile, target: Target) -> float:
-    """Estimated microseconds, not fitted: the rates are sm90_gemm's. As high where rows at the end may not be read: the
-    other tiles take no less."""
+    """Estimated microseconds, by sm90_gemm's rates. As high where rows at the end may not be read: the other tiles take
+    no less."""
     chunks = math.ceil(chunks_of(p) / tile.split)
     # Each warpgroup reads its rows of w and all of x from shared memory, where the copies arrive, too.
     moved = WARPGROUPS * (64 + tile.rows) * ROW + tile.stage_bytes
@@ -142,9 +145,7 @@ def cost_us(p: Product, tile: Tile, target: Target) -> float:
     if any(m.ld * DTYPES[m.dtype].itemsize % sm90_gemm.LINE for m in (p.x, p.w)):
         clocks *= sm90_gemm.BROKEN_LINES
     busy_us = chunks * clocks / sm90_gemm.CLOCK * 1e6
-    if busy_us > sm90_gemm.SHORT_US:
-        busy_us *= sm90_gemm.CLOCK / sm90_gemm.LOADED_CLOCK
-    elif tile.split > 1:
+    if tile.split > 1 and busy_us <= sm90_gemm.SHORT_US:
         busy_us *= sm90_gemm.CLUSTER_FACTOR
     store_us = sm90_gemm.EIGHT_US * math.ceil(tile.eights / 2) * math.sqrt(WARPGROUPS)
     return (
@@ -160,7 +161,7 @@ def _sums_us(tile: Tile) -> float:
     """Sums go to shared memory and come back, those of other blocks by way of the cluster."""
     whole = tile.rows * COLUMNS * 4
     within = (whole / tile.split + whole) / sm90_gemm.SMEM_BYTES_PER_CLOCK
-    across = whole * (1 - 1 / tile.split) / sm90_gemm.CLUSTER_BYTES_PER_CLOCK
+    across = whole * (1 - 1 / tile.split) / ACROSS_BYTES_PER_CLOCK
     return (within + across) / sm90_gemm.CLOCK * 1e6 + (sm90_gemm.SPLIT_US if tile.split > 1 else 0.0)
 
 

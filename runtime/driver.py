@@ -151,8 +151,6 @@ class Driver:
         """A kernel that may use `smem` bytes of dynamic shared memory."""
         function = self.call("cuModuleGetFunction", module, symbol.encode())
         attribute = self.api.CUfunction_attribute
-        if self.device.sm >= CLUSTERS_SM_LEAST:  # clusters of more than eight blocks, where the device has them
-            self.call("cuFuncSetAttribute", function, attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
         self.call("cuFuncSetAttribute", function, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem)
         # The same split of L1 for all: an SM changes it only when it is empty, and the next launch would wait for that.
         self.call("cuFuncSetAttribute", function, attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)

@@ -119,9 +119,6 @@ class Gpu:
             module = call(cu.cuModuleLoadData(cubin.image))
             function = call(cu.cuModuleGetFunction(module, cubin.symbol.encode()))
             self._functions[cubin.image] = function
-            if self.sm >= 90:
-                large = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-                call(cu.cuFuncSetAttribute(function, large, 1))
         limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call(cu.cuFuncSetAttribute(function, limit, smem))
         return function

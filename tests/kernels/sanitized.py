@@ -79,6 +79,7 @@ def products() -> list[Site]:
         scaled(linear(50, 208, 1040, **FULL), "e4m3", "e4m3"),
         scaled(gated(33, 80, 1040), "e4m3"), scaled(linear(33, 95, 128, bias="bf16"), "bf16"),
         linear(33, 77, 131, "f32", bias="f32", act="silu", gap=3), linear(50, 33, 1024, "f32"),
+        linear(97, 96, 520, **FULL), scaled(gated(70, 80, 1040)),
         gated(20, 31, 65, "f32", "silu"), matmul((2, 2), 33, 77, 131), matmul((3,), 70, 90, 200, transposed=True),
         scaled(linear(150, 17200, 144, bias="bf16"), "e4m3", "e4m3"), gated(150, 8600, 72),
     ]  # fmt: skip
@@ -113,7 +114,7 @@ def deferred() -> list[Site]:
         reads(linear(61, 201, 1000), "layer", "f32"), reads(scaled(gated(33, 80, 1040)), "rms", "f32"),
         reads(gated(150, 8600, 72), "layer"), reads(sites_rope_gemm.rope_qkv(33, 3, 2, 16, 1040, gap=16), "rms"),
         made(61, 200, 1021, "layer", "f32", out="bf16", residual="f32"),
-        made(9, 72, 333, "rms", "f32", inv=True, out="f16"),
+        made(9, 72, 333, "rms", "f32", inv=True, out="f16"), made(97, 96, 528, "rms", "e4m3", residual="bf16"),
         sites_moments.mixed(reads(linear(50, 33, 1021, "f32", residual="f32"), "rms")),
     ]  # fmt: skip
 

@@ -58,8 +58,14 @@ ALL = {about.name: about for about in (*REAL, *AWKWARD, *E4M3)}
 STEP, SHORT = ALL["step 2 views, prompt 48 of 48, chunk 50"], ALL["step 2 views, prompt 48 of 48, chunk 10"]
 
 
+# Of a result in bf16: probabilities, a block's sums and the result are rounded, 2^-9 at most each. A row's norm is that
+# of its loud channel, so they need not cancel: a NumPy model of the kernel has 1.7e-3 to 4.5e-3 on these inputs.
+BAR = 3 * 2.0**-9
+
+
 def cases_of(about: AttentionSite) -> list[Case]:
-    return [Case(about.site, KERNEL, config, **about.judged) for config in configs(about.site, HOPPER)]
+    judged = {"bar": BAR, **about.judged}
+    return [Case(about.site, KERNEL, config, **judged) for config in configs(about.site, HOPPER)]
 
 
 def best(about: AttentionSite) -> Case:
@@ -82,8 +88,8 @@ def test_refuses(site: Site, reason: str) -> None:
 
 
 def test_refuses_more_keys_than_a_cluster_holds() -> None:
-    site = cached_site((8, 1), 50, 4200, 256)
-    assert refuse(site, HOPPER).startswith("32 rows, 8 blocks: 525 keys of a block: a product has up to 256; 32")
+    site = cached_site((8, 1), 50, 2100, 256)
+    assert refuse(site, HOPPER).startswith("32 rows, 8 blocks: 263 keys of a block: a product has up to 256; 32")
 
 
 @pytest.mark.parametrize("target", [t for name, t in TARGETS.items() if name != "hopper"], ids=lambda t: t.name)
@@ -147,7 +153,7 @@ def assert_sound(cases: list[Case]) -> None:
 
 
 def test_real_kernels_spill_nothing_and_serialise_nothing() -> None:
-    assert_sound([best(STEP), best(SHORT), best(in_e4m3(STEP, False)), *SIXTEEN[:2]])
+    assert_sound([best(STEP), best(SHORT), best(in_e4m3(STEP, False))])
 
 
 @pytest.mark.full
@@ -166,12 +172,7 @@ SWEEP = [
     if case.config != CHOSEN[name].config
 ]
 FINITE = replace(ALL["length 47"], hidden=3.0)  # so that not only NaN gives the leak away
-SIXTEEN = [  # blocks that share the keys: the two rows of a thread belong to two of them
-    next(case for case in cases_of(ALL[name]) if case.config["SPLIT"] == 16)
-    for name in (SHORT.name, f"{SHORT.name}, e4m3 times inv", "one query, one group", "length 47", "causal step")
-]
 SABOTAGED = [
-    *(sabotaged(case, f"FRTC_SABOTAGE={n}") for case in SIXTEEN[:1] for n in (2, 5)),
     *(sabotaged(CHOSEN[name], "FRTC_SABOTAGE=1") for name in ("length 553", "length 47", "length 0")),
     sabotaged(best(FINITE), "FRTC_SABOTAGE=1"),
     *(sabotaged(CHOSEN[name], "FRTC_SABOTAGE=2") for name in (STEP.name, SHORT.name, f"{STEP.name}, e4m3 times inv")),
@@ -182,7 +183,7 @@ SABOTAGED = [
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [*swept(list(CHOSEN.values()), QUICK), *SIXTEEN], ids=str)
+@pytest.mark.parametrize("case", swept(list(CHOSEN.values()), QUICK), ids=str)
 def test_sites(gpu: Gpu, case: Case) -> None:
     check(gpu, case)
 
