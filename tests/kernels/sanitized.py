@@ -79,7 +79,7 @@ def products() -> list[Site]:
         scaled(linear(50, 208, 1040, **FULL), "e4m3", "e4m3"),
         scaled(gated(33, 80, 1040), "e4m3"), scaled(linear(33, 95, 128, bias="bf16"), "bf16"),
         linear(33, 77, 131, "f32", bias="f32", act="silu", gap=3), linear(50, 33, 1024, "f32"),
-        linear(97, 96, 520, **FULL), scaled(gated(70, 80, 1040)),
+        linear(97, 96, 520, **FULL),
         gated(20, 31, 65, "f32", "silu"), matmul((2, 2), 33, 77, 131), matmul((3,), 70, 90, 200, transposed=True),
         scaled(linear(150, 17200, 144, bias="bf16"), "e4m3", "e4m3"), gated(150, 8600, 72),
     ]  # fmt: skip
