@@ -2,6 +2,7 @@
 
 alone      a graph of COPIES times this launch, each waiting for the one before, less an empty graph, over COPIES: warm
 in graph   a graph of launches that ends with this one, less the graph that ends before it: what it adds where it stands
+           (the two are replayed in turn: clocks that change do not count as its time)
 
 Every graph records one event in front of its first launch and one behind its last. The stages are one line of launches
 in the order of the schedule, a repeated stage once, with round 0. Graphs of the second kind start LEAD launches before
@@ -81,8 +82,8 @@ def profile(session: Session, done: Callable[[float], object] = lambda share: No
         whole = middle(bench.time(Stage("", Line.of(order).calls)))
         times = list(_windows(bench, Line.of(stages), start, done))
     session.reset()
-    resolution = resolution_of([samples for window in times for samples in window.samples])
-    added = [share for window in times for share in shared(window.added, resolution)]
+    resolution = resolution_of([samples for window in times for samples in window.added])
+    added = [share for window in times for share in shared([middle(samples) for samples in window.added], resolution)]
     alone = [us for window in times for us in window.alone]
     found = (LaunchTime(s.name, c, k, us, *share) for (s, c, k), us, share in zip(places, alone, added, strict=True))
     return Profile(tuple(found), resolution, start, whole)
@@ -128,11 +129,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Of each launch, microseconds; samples of each graph."""
+    """Of each launch, microseconds; of what it adds every sample."""
 
     alone: list[float]
-    added: list[float]
-    samples: list[list[float]]
+    added: list[list[float]]
 
 
 def _windows(bench: _Bench, line: Line, start_us: float, done: Callable[[float], object]) -> Iterator[_Window]:
@@ -143,13 +143,13 @@ def _windows(bench: _Bench, line: Line, start_us: float, done: Callable[[float],
             bench.advance(line.part(saved_at, lead))
         saved_at = lead
         last = min(first + WINDOW, count)
-        ends, alone = [bench.time(line.part(lead, first))], []
+        added, alone = [], []
         for place in range(first, last):
-            ends.append(bench.time(line.part(lead, place + 1)))
+            added.append(bench.added(line.part(lead, place), line.part(lead, place + 1)))
             chain = bench.time(line.alone(place, COPIES), restore=False)  # what it reads lies there as in the line
             alone.append(max(0.0, middle(chain) - start_us) / COPIES)
             done((place + 1) / count)
-        yield _Window(alone, [middle(b) - middle(a) for a, b in pairwise(ends)], ends)
+        yield _Window(alone, added)
 
 
 class _Bench:
@@ -167,17 +167,29 @@ class _Bench:
 
     def time(self, stage: Stage, restore: bool = True) -> list[float]:
         """Microseconds of each replay."""
-        graph, samples = self._graph(stage, self.events), []
+        (samples,) = self._in_turn([stage], restore)
+        return samples
+
+    def added(self, before: Stage, stage: Stage) -> list[float]:
+        """Microseconds of each replay of `stage` less those of the replay of `before` next to it."""
+        return [b - a for a, b in zip(*self._in_turn([before, stage]), strict=True)]
+
+    def _in_turn(self, stages: Sequence[Stage], restore: bool = True) -> list[list[float]]:
+        """Microseconds of each replay of each."""
+        graphs, samples = list[Graph](), list[list[float]]([] for _ in stages)
         try:
+            graphs += (self._graph(stage, self.events) for stage in stages)
             for _ in range(WARM_UP + REPLAYS):
-                if restore:
-                    self.restore()
-                graph.launch(self.stream)
-                self.call("cuStreamSynchronize", self.stream)
-                samples.append(float(self.call("cuEventElapsedTime", *self.events)) * 1e3)
+                for graph, of in zip(graphs, samples, strict=True):
+                    if restore:
+                        self.restore()
+                    graph.launch(self.stream)
+                    self.call("cuStreamSynchronize", self.stream)
+                    of.append(float(self.call("cuEventElapsedTime", *self.events)) * 1e3)
         finally:
-            graph.destroy()
-        return samples[WARM_UP:]
+            for graph in graphs:
+                graph.destroy()
+        return [of[WARM_UP:] for of in samples]
 
     def advance(self, stage: Stage) -> None:
         """Memory is put back from now on to what it is behind these launches."""
@@ -243,12 +255,12 @@ def middle(samples_us: Sequence[float]) -> float:
 
 
 def resolution_of(samples_us: Sequence[Sequence[float]]) -> float:
-    """Two standard errors of a difference (p50 over the graphs), at least the clock's step."""
-    errors, values = [], sorted({us for samples in samples_us for us in samples})
+    """Two standard errors of a difference (p50 over the launches) by its samples, at least the clock's step."""
+    errors, values = [], sorted({round(us, 3) for samples in samples_us for us in samples})
     for samples in samples_us:
         ordered, quarter = sorted(samples), len(samples) // 4
         deviation = (ordered[-1 - quarter] - ordered[quarter]) / 1.35  # half of a normal distribution lies within
-        errors.append(2 * math.sqrt(2 / len(samples)) * deviation)
+        errors.append(2 * deviation / math.sqrt(len(samples)))
     step = min((b - a for a, b in pairwise(values)), default=0.0)
     return max(sorted(errors)[len(errors) // 2], step)
 
