@@ -20,7 +20,7 @@ h3 { font-size: .95rem; margin: 1rem 0 .2rem; font-weight: 600 }
 p { margin: .3rem 0; color: var(--faint) }
 .wide { overflow-x: auto; background: var(--panel); border: 1px solid var(--line); border-radius: 4px }
 svg { display: block; color: var(--text) }
-svg text { fill: currentColor; font: 11px system-ui, sans-serif }
+svg text { fill: currentColor; font: 11px system-ui, sans-serif; pointer-events: none }
 svg .faint { fill: var(--faint) } svg .grid { stroke: var(--line) } svg .roof { stroke: currentColor; fill: none }
 svg .mark { stroke: var(--panel); stroke-width: .5 } svg .mark:hover { stroke: currentColor; stroke-width: 1.5 }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 12px }

@@ -129,9 +129,9 @@ def _plot(points: Sequence[tuple[Row, float, float]], target: Target) -> Iterato
 
     xs, ys = ([10.0**i for i in range(low, high + 1)] for low, high in (across, up))
     yield from _axes(xs, ys, place)
-    yield from _roofs(xs, ys, target, place)
     for row, x, y in points:
         yield page.dot(*place(x, y), COLOURS[row.kind], f"{_about(row)}\n{y:.3g} TFLOP/s at {x:.3g} FLOPs per byte")
+    yield from _roofs(xs, ys, target, place)  # its names lie where most dots do
 
 
 def _axes(xs: Sequence[float], ys: Sequence[float], place: Place) -> Iterator[str]:
