@@ -8,9 +8,10 @@ after case: what one case has found, the next ones know. Candidates are those th
 none is measured by itself before. Sites that the target's table knows, and those of a small share, are left as they
 are, unless `--sites` names them.
 
-Written after each site: chain_search.json, every time that was measured, and hopper.json, tactics for `frtc compile
---tactics` and for frtc/kernels/tactics, with those that the target's table has already. Microseconds of a tactic are
-its site's share of its program's, by the estimates. `--device cpu` is a rehearsal at size tiny.
+Written after each site: chain_search.json, the times of its candidates, first those of what was chosen before, and
+hopper.json, tactics for `frtc compile --tactics` and for frtc/kernels/tactics, with those that the target's table has
+already. Microseconds of a tactic are its site's share of its program's, by the estimates. `--device cpu` is a rehearsal
+at size tiny.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ class Search:
     def _keep(self, decided: Decided) -> None:
         """Every time as a row, and the best of them on the terminal."""
         about = {"program": decided.program, "site": decided.place.key}
-        others = {name: times for name, times in decided.times.items() if name != decided.before}
-        self.rows += [about | {"tactic": name, "times_us": times} for name, times in others.items()]
+        # What was chosen before comes first, timed anew: the others are compared with it.
+        self.rows += [about | {"tactic": name, "times_us": times} for name, times in decided.times.items()]
         self.rows += [about | {"tactic": name, "failed": why} for name, why in decided.failed.items()]
         launches, before = sum(decided.place.calls.values()), decided.us(decided.before)
         print(f"  {decided.program} {decided.place.key[:110]}", flush=True)

@@ -7,7 +7,7 @@
 //   block  2 x 128 threads that multiply, and behind them the producer of sm90_gemm.cuh
 //   smem   TurnedTile::SMEM bytes
 //   moves  as sm90_gemm.cuh; of shared memory 2 (64 + BM) + 128 + BM rows for each 128 bytes of K, at 128 bytes a clock, which
-//          the 4 BM clocks of its products hide from BM = 224 on
+//          the 4 BM clocks of its products hide at BM = 256
 //
 // w's tensor map hands over each 16 rows as eight even ones, then eight odd ones, so that a thread's accumulators are two
 // neighbouring columns of two neighbouring rows of y (sm90_few_gemm.cuh). An epilogue takes eight columns of a row: sums go

@@ -232,6 +232,11 @@ COUNTED = [
     for case in cases_of([limited(site)])[:3]
     for rows in (-1, 0, 1, 80, 81, 208, 299, 5000)
 ]
+# One row in the last tile, of four blocks one has it; 32 columns; fewer chunks of K than stages, or one.
+EDGES = cases_of([
+    scaled(linear(161, 32, 520, **FULL), x_scale=True), linear(65, 32, 64, "f16", act="silu"),
+    linear(129, 64, 72), producer(161, 96, 528, "layer", "e4m3", residual="bf16"), producer(241, 32, 144, "rms", **ADA),
+])  # fmt: skip
 SHARED = [*cases_of([producer(97, 96, 4096, "layer", **ADA)], SPLIT=4), *cases_of([AWKWARD[11]], SPLIT=2)]
 IN_PLACE = [replace(case, in_place=((0, 3),)) for case in cases_of([AWKWARD[11], AWKWARD[13]])]
 SABOTAGED = [
@@ -252,6 +257,7 @@ def test_every_tile_is_run() -> None:
     assert {rows for rows, _ in run} == set(turned.HEIGHTS)
     assert {split for _, split in run} == set(turned.SPLITS)
     assert {case.config["SPLIT"] for case in SABOTAGED} == {1, 2} and len(SHARED) > 2
+    assert {case.config["SPLIT"] for case in EDGES} == set(turned.SPLITS)
 
 
 @pytest.mark.gpu
@@ -261,7 +267,7 @@ def test_every_config(gpu: Gpu, case: harness.Case) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [*REAL, *IN_PLACE], ids=str)
+@pytest.mark.parametrize("case", [*REAL, *IN_PLACE, *EDGES], ids=str)
 def test_real(gpu: Gpu, case: harness.Case) -> None:
     harness.check(gpu, case)
 

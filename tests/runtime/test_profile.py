@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from frtc.errors import FrtcError
 from frtc.kernels.cubin import parameters_of
 from frtc.kernels.targets import load_targets
 from frtc.runtime import profile as module
 from frtc.runtime.driver import Driver
+from frtc.runtime.graph import Graph
 from frtc.runtime.plan_file import Plan, open_plan
 from frtc.runtime.profile import Line, Profile, middle, profile, resolution_of, rounds_in, shared
 from frtc.runtime.session import Session
@@ -95,6 +99,25 @@ def test_everything_is_given_back(session: Session, api: TimedApi) -> None:
     assert len(api.live) == held
     assert made["cuGraphCreate"] == made["cuGraphDestroy"] and made["cuEventCreate"] == made["cuEventDestroy"]
     assert not any(api.device(session.addresses["state"], session.program.state_nbytes))
+
+
+def test_what_cannot_be_built_leaves_nothing(session: Session, api: TimedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two graphs: the first one is given back, too."""
+    built = itertools.count()
+
+    def failing(*args: Any) -> Graph:
+        if next(built) == 3:  # an empty one, the whole, then two in turn
+            raise FrtcError("driver.call", "no memory")
+        return Graph(*args)
+
+    session.warm()
+    held, before = len(api.live), api.calls.copy()
+    monkeypatch.setattr(module, "Graph", failing)
+    with pytest.raises(FrtcError, match="no memory"):
+        profile(session)
+    made = api.calls - before
+    assert len(api.live) == held and next(built) == 4
+    assert made["cuGraphCreate"] == made["cuGraphDestroy"] and made["cuEventCreate"] == made["cuEventDestroy"]
 
 
 def test_caches_forget_a_plan_that_is_larger(session: Session, api: TimedApi, monkeypatch: pytest.MonkeyPatch) -> None:
