@@ -13,7 +13,7 @@ from frtc.kernels.targets import Target
 
 SOURCE = "sm90_attention.cuh"
 ROWS, PANEL, THREADS = 64, 64, 256  # packed rows of a block; columns of 128 bytes; two warpgroups
-WIDTHS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # of products in sm90.cuh
+WIDTHS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # of products, of those in sm90.cuh
 KEYS = (64, 80, 96, 128)  # of a tile, in order of preference where costs are equal
 ACCUMULATORS = 352  # columns of sums and scores that 255 registers a thread hold without spilling
 BARRIERS = 40  # bytes

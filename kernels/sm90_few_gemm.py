@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from frtc.kernels import moments, sm90_gemm, smxx_rope_gemm
 from frtc.kernels.dtypes import DTYPES
-from frtc.kernels.mainloop import Mainloop
-from frtc.kernels.product import Argument, Matrix, Product, epilogue_refuses, params_of, product_of, types_of
+from frtc.kernels.mainloop import Mainloop, kernels_over
+from frtc.kernels.product import Argument, Matrix, Product, params_of, types_of
 from frtc.kernels.sm90_gemm import BEGUN, FACTOR_BYTES, FEW_ROWS, ROW, WAITED, chunks_of
 from frtc.kernels.sm90_room import CLUSTERED, alone, fitting
 from frtc.kernels.smxx_gemm import DRAM_SHARE
-from frtc.kernels.spec import Config, Kernel, Param, Site, Stage, TensorMap
+from frtc.kernels.spec import Config, Param, Stage, TensorMap
 from frtc.kernels.targets import Target
 
 KIND = {"linear": "sm90_few_gemm", "gated_linear": "sm90_few_gated_gemm"}
@@ -115,11 +115,6 @@ class Tile:
         return math.ceil(p.n / COLUMNS) * self.split
 
 
-def refuse(site: Site, target: Target) -> str:
-    p = product_of(site)
-    return p if isinstance(p, str) else mainloop_refuses(p, target) or epilogue_refuses(p, moments=True)
-
-
 def mainloop_refuses(p: Product, target: Target) -> str:
     """Why sm90_few_gemm.cuh cannot multiply x and w, whatever becomes of the accumulators, or ""."""
     if reason := sm90_gemm.mainloop_refuses(p, target):
@@ -148,18 +143,6 @@ def _statics(p: Product) -> int:
     return 0 if p.norm == "none" else FACTOR_BYTES
 
 
-def configs(site: Site, target: Target) -> list[Config]:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return [tile.config() for tile in tiles_of(p, target)]
-
-
-def cost(site: Site, config: Config, target: Target) -> float:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return cost_us(p, Tile.of(config, p), target)
-
-
 def cost_us(p: Product, tile: Tile, target: Target) -> float:
     """Estimated microseconds: a launch, x from L2 or the product, sums, the epilogue; or the weights from DRAM."""
     on_sm = tile.on_sm(p, target)
@@ -171,12 +154,6 @@ def cost_us(p: Product, tile: Tile, target: Target) -> float:
         one_us += SUMS_US * (2 if tile.wide else 1) * math.sqrt(tile.rows / FEW_ROWS)
     dram_us = p.nbytes / (DRAM_SHARE * target.dram) * 1e6
     return LAUNCH_US + max(waves * one_us, dram_us)
-
-
-def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return (stage_of(p, Tile.of(config, p), target, p.epilogue(), p.arguments()),)
 
 
 def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: Sequence[Argument]) -> Stage:
@@ -207,16 +184,9 @@ def _even_odd_map(matrix: Matrix, rows: int, k: int) -> TensorMap:
     return TensorMap(of, matrix.dtype, extents, strides, (ROW // size, 8, 2, COLUMNS // SIXTEEN), ROW)
 
 
-def nothing(p: Product, tile: Tile) -> int:
-    """Scratch and counters: sums stay in shared memory."""
-    return 0
-
-
-MAINLOOP = Mainloop(
-    sm90_gemm.FAMILY, "sm90_few", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, nothing, nothing, moments=True
-)
+MAINLOOP = Mainloop(sm90_gemm.FAMILY, "sm90_few", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, moments=True)
 KERNELS = (
-    *(Kernel(name, op, sm90_gemm.FAMILY, refuse, configs, cost, stages) for op, name in KIND.items()),
+    *kernels_over(MAINLOOP, KIND),
     *smxx_rope_gemm.kernels_over(MAINLOOP),
     *moments.kernels_over(MAINLOOP),
 )

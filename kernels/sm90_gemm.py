@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from frtc.kernels.dtypes import DTYPES
-from frtc.kernels.mainloop import Mainloop
-from frtc.kernels.product import NULL, Argument, Matrix, Product, epilogue_refuses, params_of, product_of, types_of
+from frtc.kernels.mainloop import Mainloop, kernels_over
+from frtc.kernels.product import NULL, Argument, Matrix, Product, params_of, types_of
 from frtc.kernels.sm90_room import CLUSTERED
 from frtc.kernels.smxx_gemm import DRAM_SHARE, FILLED
-from frtc.kernels.spec import Config, Kernel, Param, Site, Stage, TensorMap
+from frtc.kernels.spec import Config, Param, Stage, TensorMap
 from frtc.kernels.targets import KiB, Target
 
 FAMILY = "sm_90a"
@@ -187,11 +187,6 @@ def chunks_of(p: Product) -> int:
     return math.ceil(p.k * DTYPES[p.x.dtype].itemsize / ROW)
 
 
-def refuse(site: Site, target: Target) -> str:
-    p = product_of(site)
-    return p if isinstance(p, str) else mainloop_refuses(p, target) or epilogue_refuses(p, moments=True)
-
-
 def mainloop_refuses(p: Product, target: Target) -> str:
     """Why sm90_gemm.cuh cannot multiply x and w, whatever becomes of the accumulators, or ""."""
     if "wgmma" not in target.has:
@@ -205,12 +200,6 @@ def mainloop_refuses(p: Product, target: Target) -> str:
         if matrix.ld * size % 16 or (rows > 1 and matrix.ld < p.k):
             return f"rows of {name} are {matrix.ld} elements apart, not a multiple of 16 bytes behind each other"
     return ""
-
-
-def configs(site: Site, target: Target) -> list[Config]:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return [tile.config() for tile in tiles_of(p, target)]
 
 
 def tiles_of(p: Product, target: Target) -> list[Tile]:
@@ -259,17 +248,18 @@ def _wasteful(tile: Tile, p: Product, target: Target) -> bool:
     return not tile.persistent and blocks > 2 * target.sms  # many waves: those that take turns
 
 
-def cost(site: Site, config: Config, target: Target) -> float:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return cost_us(p, Tile.of(config, p), target)
-
-
 def cost_us(p: Product, tile: Tile, target: Target) -> float:
     """Estimated microseconds. Where some rows may not be read: the mean of all rows and FILLED of them."""
     if p.rows is None:
         return _cost_us(p, p.m, tile, target)
     return (_cost_us(p, p.m, tile, target) + _cost_us(p, math.ceil(p.m * FILLED), tile, target)) / 2
+
+
+def chunk_clocks(p: Product, elements: int, moved: int) -> float:
+    """Of an SM for 128 bytes of K of so many elements of the product, `moved` bytes from and to shared memory."""
+    clocks = max(elements / MULTIPLIED_PER_CLOCK, moved / SMEM_BYTES_PER_CLOCK / SMEM_SHARE)
+    broken = any(m.ld * DTYPES[m.dtype].itemsize % LINE and rows > 1 for m, rows in ((p.x, p.m), (p.w, p.n)))
+    return clocks * BROKEN_LINES if broken else clocks
 
 
 def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
@@ -281,10 +271,7 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
     # Every block of 64 rows reads the whole width of w from shared memory, where the copies arrive, too.
     parts = tile.blocks * (1 if tile.parts == "turns" else tile.warpgroups)
     read = parts * ROW // 32 * (64 + tile.wn) * 32
-    smem = (read + tile.stage_bytes) / SMEM_BYTES_PER_CLOCK / SMEM_SHARE
-    clocks = max(tile.bm * tile.bn / MULTIPLIED_PER_CLOCK, smem)
-    if any(m.ld * DTYPES[m.dtype].itemsize % LINE and rows > 1 for m, rows in ((p.x, p.m), (p.w, p.n))):
-        clocks *= BROKEN_LINES
+    clocks = chunk_clocks(p, tile.bm * tile.bn, read + tile.stage_bytes)
     clocks *= FACTORS.get((tile.blocks, tile.wn, tile.parts, tile.warpgroups), 1.0)
     busy_us = on_busiest * chunks * clocks / CLOCK * 1e6
     if busy_us > SHORT_US:
@@ -304,12 +291,6 @@ def _cost_us(p: Product, m: int, tile: Tile, target: Target) -> float:
     once_us = FIRST_TILE_US + store_us  # where warpgroups take turns: the first tile's start and the last one's end
     each_us = once_us * (1 if tile.persistent else on_busiest) + factors_us
     return LAUNCH_US + each_us + max(busy_us, dram_us) + split_us
-
-
-def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return (stage_of(p, Tile.of(config, p), target, p.epilogue(), p.arguments()),)
 
 
 def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: Sequence[Argument]) -> Stage:
@@ -354,11 +335,6 @@ def _permuted_map(matrix: Matrix, rows: int, k: int, box: int) -> TensorMap:
     return TensorMap(of, matrix.dtype, extents, strides, (ROW // size, 2, 4, 4, box // GROUP), ROW)
 
 
-def nothing(p: Product, tile: Tile) -> int:
-    """Scratch and counters: partial sums stay in the clusters' shared memory."""
-    return 0
-
-
 def together(p: Product, tile: Tile, target: Target) -> bool:
     return math.prod(tile.tiles(p)) * tile.split <= min(target.sms, _held(tile))
 
@@ -375,6 +351,6 @@ def _paired(p: Product, wn: int, split: int) -> bool:
 
 
 MAINLOOP = Mainloop(
-    FAMILY, "sm90", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, nothing, nothing, together, True
-)  # fmt: skip
-KERNELS = tuple(Kernel(name, op, FAMILY, refuse, configs, cost, stages) for op, name in KIND.items())
+    FAMILY, "sm90", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, together=together, moments=True
+)
+KERNELS = kernels_over(MAINLOOP, KIND)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from frtc.kernels import moments, sm90_gemm
 from frtc.kernels.dtypes import DTYPES
-from frtc.kernels.mainloop import Mainloop
-from frtc.kernels.product import NULL, Argument, Matrix, Product, epilogue_refuses, params_of, product_of, types_of
+from frtc.kernels.mainloop import Mainloop, kernels_over
+from frtc.kernels.product import NULL, Argument, Matrix, Product, params_of, types_of
 from frtc.kernels.sm90_gemm import ALIGN, FEW_ROWS, FEWEST_STAGES, GROUP, MOST_STAGES, ROW, chunks_of
 from frtc.kernels.sm90_room import CLUSTERED
 from frtc.kernels.smxx_gemm import DRAM_SHARE
-from frtc.kernels.spec import Config, Kernel, Param, Site, Stage, TensorMap
+from frtc.kernels.spec import Config, Param, Stage, TensorMap
 from frtc.kernels.targets import Target
 
 COLUMNS, WARPGROUPS, THREADS = 128, 2, 384
@@ -25,7 +25,7 @@ COLUMNS, WARPGROUPS, THREADS = 128, 2, 384
 HEIGHTS = (80, 96, 104, 112, 128, 144, 152, 160, 176, 192, 208, 224, 240, 256)
 SPLITS = (1, 2, 4)
 NAMES = ("ROWS", "STAGES", "SPLIT")
-# What reaches another block, by the times of `down` at 304 to 816 rows in the chain (chain_search_turned.json): those
+# What reaches another block, by the times of 304 to 816 x 2048 x 16384 in the chain (chain_search_turned.json): those
 # whose blocks share K take 3 to 9 us longer than their products.
 ACROSS_BYTES_PER_CLOCK = 5.0
 
@@ -87,11 +87,6 @@ class Tile:
         return math.ceil(p.m / self.rows) * math.ceil(p.n / COLUMNS) * self.split
 
 
-def refuse(site: Site, target: Target) -> str:
-    p = product_of(site)
-    return p if isinstance(p, str) else mainloop_refuses(p, target) or epilogue_refuses(p)
-
-
 def mainloop_refuses(p: Product, target: Target) -> str:
     """Why sm90_turned_gemm.cuh cannot multiply x and w, whatever becomes of the accumulators, or ""."""
     if reason := sm90_gemm.mainloop_refuses(p, target):
@@ -121,28 +116,13 @@ def _fitted(tile: Tile, p: Product, target: Target) -> Tile | None:
     return None if stages < FEWEST_STAGES else replace(tile, stages=max(FEWEST_STAGES, min(stages, chunks)))
 
 
-def configs(site: Site, target: Target) -> list[Config]:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return [tile.config() for tile in tiles_of(p, target)]
-
-
-def cost(site: Site, config: Config, target: Target) -> float:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return cost_us(p, Tile.of(config, p), target)
-
-
 def cost_us(p: Product, tile: Tile, target: Target) -> float:
     """Estimated microseconds, by sm90_gemm's rates. As high where rows at the end may not be read: the other tiles take
     no less."""
     chunks = math.ceil(chunks_of(p) / tile.split)
     # Each warpgroup reads its rows of w and all of x from shared memory, where the copies arrive, too.
     moved = WARPGROUPS * (64 + tile.rows) * ROW + tile.stage_bytes
-    smem = moved / sm90_gemm.SMEM_BYTES_PER_CLOCK / sm90_gemm.SMEM_SHARE
-    clocks = max(tile.rows * COLUMNS / sm90_gemm.MULTIPLIED_PER_CLOCK, smem)
-    if any(m.ld * DTYPES[m.dtype].itemsize % sm90_gemm.LINE for m in (p.x, p.w)):
-        clocks *= sm90_gemm.BROKEN_LINES
+    clocks = sm90_gemm.chunk_clocks(p, tile.rows * COLUMNS, moved)
     busy_us = chunks * clocks / sm90_gemm.CLOCK * 1e6
     if tile.split > 1 and busy_us <= sm90_gemm.SHORT_US:
         busy_us *= sm90_gemm.CLUSTER_FACTOR
@@ -162,12 +142,6 @@ def _sums_us(tile: Tile) -> float:
     within = (whole / tile.split + whole) / sm90_gemm.SMEM_BYTES_PER_CLOCK
     across = whole * (1 - 1 / tile.split) / ACROSS_BYTES_PER_CLOCK
     return (within + across) / sm90_gemm.CLOCK * 1e6 + (sm90_gemm.SPLIT_US if tile.split > 1 else 0.0)
-
-
-def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return (stage_of(p, Tile.of(config, p), target, p.epilogue(), p.arguments()),)
 
 
 def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: Sequence[Argument]) -> Stage:
@@ -199,16 +173,9 @@ def _even_odd_map(matrix: Matrix, rows: int, k: int) -> TensorMap:
     return TensorMap(of, matrix.dtype, extents, strides, (ROW // size, 8, 2, 2, COLUMNS // GROUP), ROW)
 
 
-def nothing(p: Product, tile: Tile) -> int:
-    """Scratch and counters: sums stay in shared memory."""
-    return 0
-
-
-MAINLOOP = Mainloop(
-    sm90_gemm.FAMILY, "sm90_turned", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, nothing, nothing
-)
+MAINLOOP = Mainloop(sm90_gemm.FAMILY, "sm90_turned", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of)
 # No gated_linear: those of real policies have more tiles than SMs, or a norm to make up for.
 KERNELS = (
-    Kernel("sm90_turned_gemm", "linear", sm90_gemm.FAMILY, refuse, configs, cost, stages),
+    *kernels_over(MAINLOOP, {"linear": "sm90_turned_gemm"}),
     *moments.kernels_over(MAINLOOP),
 )

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from frtc.kernels.dtypes import DTYPES
-from frtc.kernels.mainloop import Mainloop
-from frtc.kernels.product import NULL, Argument, Product, epilogue_refuses, params_of, product_of, types_of
-from frtc.kernels.spec import Config, Kernel, Param, Site, Stage
+from frtc.kernels.mainloop import Mainloop, kernels_over
+from frtc.kernels.product import NULL, Argument, Product, params_of, types_of
+from frtc.kernels.spec import Config, Param, Stage
 from frtc.kernels.targets import KiB, Target
 
 KIND = {"linear": "smxx_gemm", "gated_linear": "smxx_gated_gemm", "matmul": "smxx_batched_gemm"}
@@ -165,11 +165,6 @@ def is_w8(p: Product) -> bool:
     return p.w.dtype == "e4m3" and p.x.dtype != "e4m3"
 
 
-def refuse(site: Site, target: Target) -> str:
-    p = product_of(site)
-    return p if isinstance(p, str) else mainloop_refuses(p, target) or epilogue_refuses(p)
-
-
 def mainloop_refuses(p: Product, target: Target) -> str:
     """Why smxx_gemm.cuh cannot multiply x and w, whatever becomes of the accumulators, or ""."""
     if "cp.async" not in target.has:
@@ -193,12 +188,6 @@ def places_refuse(p: Product) -> str:
     if p.batch > 65535 or math.ceil(p.n / 32) > 65535:
         return "more blocks than a grid holds"
     return ""
-
-
-def configs(site: Site, target: Target) -> list[Config]:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return [tile.config() for tile in tiles_of(p, target)]
 
 
 def tiles_of(p: Product, target: Target) -> list[Tile]:
@@ -236,12 +225,6 @@ def splits_of(tile: TILE, p: Product, target: Target, fewest: int) -> list[TILE]
         if found[-1].splits != splits:
             found.append(replace(tile, splits=splits))
     return found
-
-
-def cost(site: Site, config: Config, target: Target) -> float:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return cost_us(p, Tile.of(config, p), target)
 
 
 def cost_us(p: Product, tile: Tile, target: Target) -> float:
@@ -299,12 +282,6 @@ def _rate(dtype: str, target: Target) -> float:
     return rate if native else rate * EMULATED_MMA
 
 
-def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return (stage_of(p, Tile.of(config, p), target, p.epilogue(), p.arguments()),)
-
-
 def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: Sequence[Argument]) -> Stage:
     """The launch of smxx_gemm.cuh with an epilogue: its C++ type, and what it takes."""
     split = tile.splits > 1
@@ -321,21 +298,9 @@ def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: S
     )
 
 
-def scratch(site: Site, config: Config) -> int:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return scratch_of(p, Tile.of(config, p))
-
-
 def scratch_of(p: Product, tile: Tile) -> int:
     """Bytes of fp32 partial tiles."""
     return math.prod(tile.grid(p)) * tile.bm * tile.bn * 4 if tile.splits > 1 else 0
-
-
-def counters(site: Site, config: Config) -> int:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return counters_of(p, Tile.of(config, p))
 
 
 def counters_of(p: Product, tile: Tile) -> int:
@@ -347,6 +312,4 @@ def counters_of(p: Product, tile: Tile) -> int:
 MAINLOOP = Mainloop(
     "baseline", "smxx", mainloop_refuses, tiles_of, Tile.of, cost_us, stage_of, scratch_of, counters_of
 )  # fmt: skip
-KERNELS = tuple(
-    Kernel(name, op, "baseline", refuse, configs, cost, stages, scratch, counters) for op, name in KIND.items()
-)
+KERNELS = kernels_over(MAINLOOP, KIND)

@@ -134,12 +134,7 @@ def together(config: Config, p: Product) -> Tile:
     return Tile(config["ROWS"], together=True)
 
 
-def nothing(p: Product, tile: Tile) -> int:
-    """Scratch and counters."""
-    return 0
-
-
-MAINLOOP = Mainloop("baseline", "smxx_f32", mainloop_refuses, tiles_of, together, cost_us, stage_of, nothing, nothing)
+MAINLOOP = Mainloop("baseline", "smxx_f32", mainloop_refuses, tiles_of, together, cost_us, stage_of)
 KERNELS = (
     *(Kernel(name, op, "baseline", refuse, configs, cost, stages) for op, name in KIND.items()),
     *kernels_over(MAINLOOP),

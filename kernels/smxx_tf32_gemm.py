@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frtc.kernels import smxx_gemm
-from frtc.kernels.mainloop import Mainloop
-from frtc.kernels.moments import kernels_over
-from frtc.kernels.product import NULL, Argument, Product, epilogue_refuses, params_of, product_of, types_of
-from frtc.kernels.spec import Config, Kernel, Param, Site, Stage
+from frtc.kernels import moments, smxx_gemm
+from frtc.kernels.mainloop import Mainloop, kernels_over
+from frtc.kernels.product import NULL, Argument, Product, params_of, types_of
+from frtc.kernels.spec import Config, Param, Stage
 from frtc.kernels.targets import Target
 
 KIND = {"linear": "smxx_tf32_gemm", "gated_linear": "smxx_gated_tf32_gemm"}
@@ -69,11 +68,6 @@ class Tile(smxx_gemm.Tile):
         return min(255, max(64, (1 + self.sums) * accumulators + 3 * fragments + 40))
 
 
-def refuse(site: Site, target: Target) -> str:
-    p = product_of(site)
-    return p if isinstance(p, str) else mainloop_refuses(p, target) or epilogue_refuses(p)
-
-
 def mainloop_refuses(p: Product, target: Target) -> str:
     """Why smxx_tf32_gemm.cuh cannot multiply x and w, whatever becomes of the accumulators, or ""."""
     if "cp.async" not in target.has:
@@ -81,12 +75,6 @@ def mainloop_refuses(p: Product, target: Target) -> str:
     if (p.x.dtype, p.w.dtype) != ("f32", "f32"):
         return f"x is {p.x.dtype} and w is {p.w.dtype}; needs f32 for both"
     return smxx_gemm.places_refuse(p)
-
-
-def configs(site: Site, target: Target) -> list[Config]:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return [tile.config() for tile in tiles_of(p, target)]
 
 
 def tiles_of(p: Product, target: Target) -> list[Tile]:
@@ -97,12 +85,6 @@ def tiles_of(p: Product, target: Target) -> list[Tile]:
 
 def _unsplit(shape: tuple[int, ...]) -> Config:
     return dict(zip(NAMES, (*shape, 1), strict=True))
-
-
-def cost(site: Site, config: Config, target: Target) -> float:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return cost_us(p, Tile.of(config, p), target)
 
 
 def cost_us(p: Product, tile: Tile, target: Target) -> float:
@@ -126,12 +108,6 @@ def _tile_clocks(tile: Tile, target: Target) -> float:
     return max(products, other, tile.stage_bytes / L2_BYTES_PER_CLOCK, chain) + 0.25 * min(products, other)
 
 
-def stages(site: Site, config: Config, target: Target) -> tuple[Stage, ...]:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return (stage_of(p, Tile.of(config, p), target, p.epilogue(), p.arguments()),)
-
-
 def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: Sequence[Argument]) -> Stage:
     """The launch of smxx_tf32_gemm.cuh with an epilogue: its C++ type, and what it takes."""
     split = tile.splits > 1
@@ -148,18 +124,6 @@ def stage_of(p: Product, tile: Tile, target: Target, epilogue: str, arguments: S
     )
 
 
-def scratch(site: Site, config: Config) -> int:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return smxx_gemm.scratch_of(p, Tile.of(config, p))
-
-
-def counters(site: Site, config: Config) -> int:
-    p = product_of(site)
-    assert isinstance(p, Product)
-    return smxx_gemm.counters_of(p, Tile.of(config, p))
-
-
 def _cuts_moments(tile: Tile) -> bool:
     """Whether 32 columns, of which a moment is, belong to several tiles."""
     return tile.bn % 32 > 0
@@ -170,6 +134,6 @@ MAINLOOP = Mainloop(
     smxx_gemm.counters_of,
 )  # fmt: skip
 KERNELS = (
-    *(Kernel(name, op, "baseline", refuse, configs, cost, stages, scratch, counters) for op, name in KIND.items()),
-    *kernels_over(MAINLOOP, _cuts_moments),
+    *kernels_over(MAINLOOP, KIND),
+    *moments.kernels_over(MAINLOOP, _cuts_moments),
 )

@@ -30,13 +30,14 @@ from tests.kernels.sites_gemm import (
 )
 from tests.kernels.tier import COMPILED
 
+PLAIN = smxx_gemm.KERNELS[0]  # the others say the same of other ops
 TARGETS = load_targets()
 EVERY_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 SITES = [case.site for case in (*real_sites(), *awkward_sites())]
 
 
 def served(site: Site, target: Target) -> bool:
-    return not smxx_gemm.refuse(site, target)
+    return not PLAIN.refuse(site, target)
 
 
 # ---- what it accepts ------------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ def test_rows_that_a_block_cannot_count() -> None:
     ],
 )  # fmt: skip
 def test_refusals(site: Site, reason: str) -> None:
-    assert smxx_gemm.refuse(site, TARGETS["hopper"]) == reason
+    assert PLAIN.refuse(site, TARGETS["hopper"]) == reason
 
 
 # ---- configs --------------------------------------------------------------------------------------------------------
@@ -110,11 +111,11 @@ def test_configs_fit_the_target(target: Target) -> None:
     for site in SITES:
         if not served(site, target):
             continue
-        p, found = product(site), smxx_gemm.configs(site, target)
+        p, found = product(site), PLAIN.configs(site, target)
         assert found
         for config in found:
             tile = smxx_gemm.Tile.of(config, product(site))
-            (stage,) = smxx_gemm.stages(site, config, target)
+            (stage,) = PLAIN.stages(site, config, target)
             assert stage.smem <= target.smem_per_block and stage.block <= 1024
             k_tiles = math.ceil(p.k / tile.bk)
             assert (tile.splits - 1) * math.ceil(k_tiles / tile.splits) < k_tiles, "every split has work"
@@ -123,15 +124,15 @@ def test_configs_fit_the_target(target: Target) -> None:
 
 def test_split_k_has_room_for_its_sums() -> None:
     site = linear(50, 1024, 4096)
-    for config in smxx_gemm.configs(site, TARGETS["hopper"]):
+    for config in PLAIN.configs(site, TARGETS["hopper"]):
         tile = smxx_gemm.Tile.of(config, product(site))
         tiles = math.ceil(50 / tile.bm) * math.ceil(1024 / tile.bn)
         wanted = (tiles * tile.splits * tile.bm * tile.bn * 4, tiles * 4) if tile.splits > 1 else (0, 0)
-        assert (smxx_gemm.scratch(site, config), smxx_gemm.counters(site, config)) == wanted
+        assert (PLAIN.scratch(site, config), PLAIN.counters(site, config)) == wanted
 
 
 def cheapest(site: Site, target: Target) -> smxx_gemm.Tile:
-    best = min(smxx_gemm.configs(site, target), key=lambda c: smxx_gemm.cost(site, c, target))
+    best = min(PLAIN.configs(site, target), key=lambda c: PLAIN.cost(site, c, target))
     return smxx_gemm.Tile.of(best, product(site))
 
 
@@ -158,9 +159,9 @@ def jobs_of_every_tile(target: Target, registers: int) -> dict[str, Job]:
     found: dict[str, Job] = {}
     for m in (512, 40, 13):
         site = linear(m, 1024, 4096, **FULL)
-        for config in smxx_gemm.configs(site, target):
+        for config in PLAIN.configs(site, target):
             if smxx_gemm.Tile.of(config, product(site)).registers >= registers:
-                (stage,) = smxx_gemm.stages(site, config, target)
+                (stage,) = PLAIN.stages(site, config, target)
                 found[stage.entry] = Job.of(stage, target)
     return found
 

@@ -33,6 +33,7 @@ from tests.kernels.sites_gemm import (
 from tests.kernels.sites_policies import policy_sites
 from tests.kernels.tier import IN_TIER
 
+PLAIN = smxx_gemm.KERNELS[0]  # the others say the same of other ops
 TARGETS = load_targets()
 HOPPER, A100 = TARGETS["hopper"], TARGETS["a100"]
 KINDS = ("e4m3", "bf16")  # types of x
@@ -88,18 +89,18 @@ def test_scales_of_rows_have_a_stride_and_batches() -> None:
     ],
 )  # fmt: skip
 def test_refusals(site: Site, reason: str) -> None:
-    assert smxx_gemm.refuse(site, HOPPER) == reason
+    assert PLAIN.refuse(site, HOPPER) == reason
 
 
 def test_wrong_types_of_scales() -> None:
     site = scaled(linear(5, 16, 64), x_scale=True)
     wrong = replace(site, operands=(*site.operands[:7], Operand.packed("bf16", 5, 1), None))
-    assert smxx_gemm.refuse(wrong, HOPPER) == "x_scale is bf16; needs f32"
+    assert PLAIN.refuse(wrong, HOPPER) == "x_scale is bf16; needs f32"
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 def test_who_has_products_of_e4m3(target: Target) -> None:
-    both, weights = (smxx_gemm.refuse(scaled(linear(50, 1024, 1024), x), target) for x in KINDS)
+    both, weights = (PLAIN.refuse(scaled(linear(50, 1024, 1024), x), target) for x in KINDS)
     assert weights == ""
     assert both == ("" if target.sm >= 89 else "no FP8 tensor instructions; use w8a16")
 
@@ -121,7 +122,7 @@ def test_every_product_of_the_policies_is_served() -> None:
     assert len(policy_shapes()) >= 30
     for site in policy_shapes():
         for x in KINDS:
-            assert smxx_gemm.refuse(scaled(site, x), HOPPER) == "", site
+            assert PLAIN.refuse(scaled(site, x), HOPPER) == "", site
 
 
 # ---- cubins ---------------------------------------------------------------------------------------------------------
@@ -132,9 +133,9 @@ def jobs_of_every_tile(target: Target, x: str, registers: int) -> dict[str, Job]
     found: dict[str, Job] = {}
     for m in (512, 40, 13):
         site = scaled(linear(m, 1024, 4096, **FULL), x, "e4m3", x_scale=True)
-        for config in smxx_gemm.configs(site, target):
+        for config in PLAIN.configs(site, target):
             if smxx_gemm.Tile.of(config, product(site)).registers >= registers:
-                (stage,) = smxx_gemm.stages(site, config, target)
+                (stage,) = PLAIN.stages(site, config, target)
                 found[stage.entry] = Job.of(stage, target)
     return found
 
@@ -161,10 +162,10 @@ def test_cubins_do_not_spill(target: str, registers: int, x: str) -> None:
 def test_native_products_where_there_are_any() -> None:
     """mma.sync e4m3 on sm_89 and sm_120a; elsewhere fp16, twice as many."""
     site = scaled(linear(512, 1024, 1024))
-    config = next(c for c in smxx_gemm.configs(site, HOPPER) if c["BM"] == c["BN"] == 64)
+    config = next(c for c in PLAIN.configs(site, HOPPER) if c["BM"] == c["BN"] == 64)
     counts = {}
     for name in ("rtx4090", "rtx5090", "hopper", "thor"):
-        (stage,) = smxx_gemm.stages(site, config, TARGETS[name])
+        (stage,) = PLAIN.stages(site, config, TARGETS[name])
         text = ptx_of(Job.of(stage, TARGETS[name]))
         counts[name] = text.count("m16n8k32.row.col.f32.e4m3"), text.count("m16n8k16.row.col.f32.f16")
         assert ("fp8_mma" in TARGETS[name].has) == (counts[name][0] > 0)

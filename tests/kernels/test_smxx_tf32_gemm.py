@@ -21,6 +21,7 @@ from tests.kernels.sites_gemm import FULL, flops_of, gated, inputs_of, linear, m
 from tests.kernels.test_smxx_gemm import of_rows, wrong_rows
 from tests.kernels.tier import COMPILED
 
+PLAIN = smxx_tf32_gemm.KERNELS[0]  # the others say the same of other ops
 TARGETS = load_targets()
 HOPPER = TARGETS["hopper"]
 PATCHES = linear(512, 1152, 588, "f32", bias="f32")
@@ -64,7 +65,7 @@ def of_types(x: str, w: str) -> Site:
     ],
 )  # fmt: skip
 def test_refusals(site: Site, reason: str) -> None:
-    assert smxx_tf32_gemm.refuse(site, HOPPER) == reason
+    assert PLAIN.refuse(site, HOPPER) == reason
 
 
 def test_no_products_of_activations() -> None:
@@ -75,11 +76,11 @@ def test_no_products_of_activations() -> None:
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 def test_configs_fit_the_target(target: Target) -> None:
     for site in (*AWKWARD, PATCHES):
-        p, found = product(site), smxx_tf32_gemm.configs(site, target)
+        p, found = product(site), PLAIN.configs(site, target)
         assert found
         for config in found:
             tile = smxx_tf32_gemm.Tile.of(config, p)
-            (stage,) = smxx_tf32_gemm.stages(site, config, target)
+            (stage,) = PLAIN.stages(site, config, target)
             assert tile.config() == config
             assert stage.smem <= target.smem_per_block and stage.block == 32 * tile.warps <= 1024
             k_tiles = math.ceil(p.k / 32)
@@ -90,11 +91,11 @@ def test_configs_fit_the_target(target: Target) -> None:
 
 def test_split_k_has_room_for_its_sums() -> None:
     seen = set()
-    for config in smxx_tf32_gemm.configs(PATCHES, HOPPER):
+    for config in PLAIN.configs(PATCHES, HOPPER):
         bm, bn, splits = (config[name] for name in ("BM", "BN", "SPLITS"))
         tiles = math.ceil(512 / bm) * math.ceil(1152 / bn)
         wanted = (tiles * splits * bm * bn * 4, tiles * 4) if splits > 1 else (0, 0)
-        assert (smxx_tf32_gemm.scratch(PATCHES, config), smxx_tf32_gemm.counters(PATCHES, config)) == wanted
+        assert (PLAIN.scratch(PATCHES, config), PLAIN.counters(PATCHES, config)) == wanted
         seen.add(splits)
     assert {1, 2, 4} <= seen
 
@@ -132,8 +133,8 @@ def test_cubins_do_not_spill(target: Target) -> None:
         stage.entry: Job.of(stage, target)
         for m in (70, 20)
         for site in (linear(m, 200, 2048, "f32", **FULL), linear(m, 200, 2048, "f32"))
-        for config in smxx_tf32_gemm.configs(site, target)
-        for stage in smxx_tf32_gemm.stages(site, config, target)
+        for config in PLAIN.configs(site, target)
+        for stage in PLAIN.stages(site, config, target)
     }
     assert len(jobs) == 4 * len(smxx_tf32_gemm.TILES)
     used = {entry: cubin.resources for entry, cubin in zip(jobs, compile_all(list(jobs.values())), strict=True)}
@@ -154,10 +155,10 @@ def longest_chain(text: str) -> int:
 def test_small_warps_have_a_sum_for_each_product() -> None:
     """Four steps of K in a tile: as many products wait for each other there, and three times as many elsewhere."""
     chains = {}
-    for config in smxx_tf32_gemm.configs(PATCHES, HOPPER):
+    for config in PLAIN.configs(PATCHES, HOPPER):
         if config["SPLITS"] == 1:
             tile = smxx_tf32_gemm.Tile.of(config, product(PATCHES))
-            (stage,) = smxx_tf32_gemm.stages(PATCHES, config, HOPPER)
+            (stage,) = PLAIN.stages(PATCHES, config, HOPPER)
             chains[tile] = longest_chain(ptx_of(Job.of(stage, HOPPER)))
     assert len(chains) == len(smxx_tf32_gemm.TILES)
     assert chains == {tile: 12 // tile.sums for tile in chains}
@@ -167,7 +168,7 @@ def test_small_warps_have_a_sum_for_each_product() -> None:
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 def test_no_tile_is_bound_by_a_chain_of_products(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     def costs() -> list[float]:
-        return [smxx_tf32_gemm.cost(PATCHES, c, target) for c in smxx_tf32_gemm.configs(PATCHES, target)]
+        return [PLAIN.cost(PATCHES, c, target) for c in PLAIN.configs(PATCHES, target)]
 
     chained = costs()
     monkeypatch.setattr(smxx_tf32_gemm, "MMA_CLOCKS", 0)
@@ -177,16 +178,16 @@ def test_no_tile_is_bound_by_a_chain_of_products(target: Target, monkeypatch: py
 def test_a_chain_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small warp with one sum for all products."""
     site = linear(50, 1024, 1024, "f32")
-    config = next(c for c in smxx_tf32_gemm.configs(site, HOPPER) if (c["BM"], c["BN"], c["SPLITS"]) == (16, 32, 1))
-    apart = smxx_tf32_gemm.cost(site, config, HOPPER)
+    config = next(c for c in PLAIN.configs(site, HOPPER) if (c["BM"], c["BN"], c["SPLITS"]) == (16, 32, 1))
+    apart = PLAIN.cost(site, config, HOPPER)
     monkeypatch.setattr(smxx_tf32_gemm, "FEW_FRAGMENTS", 0)
-    assert smxx_tf32_gemm.cost(site, config, HOPPER) > 1.2 * apart
+    assert PLAIN.cost(site, config, HOPPER) > 1.2 * apart
 
 
 def test_three_products_for_one() -> None:
     """Warps of 16 x 40, four steps of K in a tile, and no rounding that takes four more instructions."""
-    config = next(c for c in smxx_tf32_gemm.configs(PATCHES, HOPPER) if (c["BN"], c["SPLITS"]) == (80, 1))
-    (stage,) = smxx_tf32_gemm.stages(PATCHES, config, HOPPER)
+    config = next(c for c in PLAIN.configs(PATCHES, HOPPER) if (c["BN"], c["SPLITS"]) == (80, 1))
+    (stage,) = PLAIN.stages(PATCHES, config, HOPPER)
     text = ptx_of(Job.of(stage, HOPPER))
     products = text.count("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32")
     assert products == text.count("mma.sync") == 3 * 4 * 5
