@@ -33,7 +33,7 @@ import math
 import os
 import shlex
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,11 @@ import pytest
 
 from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels.catalog import CATALOG
+from frtc.kernels.cubin import parameters_of
 from frtc.kernels.dtypes import DTYPES, round_to
 from frtc.kernels.reference import REFERENCES
-from frtc.kernels.spec import Config, Kernel, Operand, Site
-from frtc.kernels.targets import load_targets
+from frtc.kernels.spec import Config, Kernel, Operand, Site, Stage, TensorMap
+from frtc.kernels.targets import Target, load_targets
 from tests.kernels.device import POISON, Arguments, Gpu
 from tests.kernels.session import SOURCES, spent
 
@@ -517,6 +518,31 @@ def check(gpu: Gpu, case: Case) -> None:
         wrong, worst = judge(buffers, operands)
         assert not wrong, f"{case}\n" + "\n".join(wrong)
         ROWS.append(timed(buffers, worst))
+
+
+def rows_in_order(map: TensorMap, size: int) -> list[int]:
+    """Of a dense [rows, K] operand of elements of so many bytes, as the map hands them over."""
+    _, *extents = map.extents
+    row, steps = map.extents[0] * size, map.strides
+    return [sum(n * s for n, s in zip(at[::-1], steps, strict=True)) // row for at in np.ndindex(*extents[::-1])]
+
+
+def examine(stages: Iterable[Stage], target: Target, local: int = 0, registers: int = 255) -> None:
+    """Cubins keep no more in registers and local memory of a thread; memory fits, parameters are as listed."""
+    jobs = {Job.of(stage, target): stage for stage in stages}
+    for (job, stage), cubin in zip(jobs.items(), compile_all(list(jobs)), strict=True):
+        used = cubin.resources
+        assert used.local <= local and used.registers <= registers, f"{job.entry}: {used}"
+        assert used.smem + stage.smem <= target.smem_per_block
+        sizes = tuple({"tensormap": 128, "i32": 4, "f32": 4}.get(p.kind, 8) for p in stage.params)
+        assert parameters_of(cubin.image, cubin.symbol) == sizes, job.entry
+
+
+def counted(case: Case, operands: Sequence[Array | None]) -> int:
+    """The number that says how many rows are read."""
+    given = zip(case.site.operands, operands, strict=True)
+    (rows,) = (int(v) for o, v in given if o and v is not None and o.dtype == "i32")
+    return rows
 
 
 def check_counted(gpu: Gpu, case: Case, operands: list[Array | None], read: int, computed: int) -> None:

@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels import moments, sm90_few_gemm, sm90_gemm, sm90_moments_gemm, sm90_rope_gemm
 from frtc.kernels.catalog import CATALOG
-from frtc.kernels.cubin import parameters_of
 from frtc.kernels.product import Product, product_of
 from frtc.kernels.smxx_rope_gemm import as_linear as rope_as_linear
 from frtc.kernels.spec import Operand, Site, Stage
@@ -154,27 +152,15 @@ def stages(sites: list[Site], count: int = 99) -> list[Stage]:
     return [stage for kernel, site, config in chosen for stage in kernel.stages(site, config, HOPPER)]
 
 
-def examine(found: list[Stage], most: int = 0) -> None:
-    """most: bytes of a thread that may be kept in local memory."""
-    jobs = {Job.of(stage, HOPPER): stage for stage in found}
-    for (job, stage), cubin in zip(jobs.items(), compile_all(list(jobs)), strict=True):
-        used = cubin.resources
-        assert used.local <= most, f"{job.entry} keeps {used.local} bytes a thread in local memory"
-        assert used.smem + stage.smem <= HOPPER.smem_per_block
-        sizes = tuple({"tensormap": 128, "i32": 4, "f32": 4}.get(p.kind, 8) for p in stage.params)
-        assert parameters_of(cubin.image, cubin.symbol) == sizes, job.entry
-
-
 def test_cubins() -> None:
-    examine(
-        stages([*real_producers()[::2], *real_readers()[::3], *awkward_producers()[::3], *awkward_readers()[::3]], 1)
-    )
+    sites = [*real_producers()[::2], *real_readers()[::3], *awkward_producers()[::3], *awkward_readers()[::3]]
+    harness.examine(stages(sites, 1), HOPPER)
 
 
 @pytest.mark.full
 def test_every_cubin() -> None:
     """Of tiles of three warpgroups, which have 128 registers for a while, some keep a pair of addresses in memory."""
-    examine(stages([*real_producers(), *real_readers()]), 16)
+    harness.examine(stages([*real_producers(), *real_readers()]), HOPPER, local=16)
 
 
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
@@ -272,11 +258,8 @@ def test_sabotaged(gpu: Gpu, case: harness.Case) -> None:
 @pytest.mark.parametrize("case", harness.swept(COUNTED, COUNTED[::3]), ids=str)
 def test_rows_that_nothing_reads(gpu: Gpu, case: harness.Case) -> None:
     operands = harness.operands_of(case)
-    (rows,) = (
-        int(v) for o, v in zip(case.site.operands, operands, strict=True) if o and v is not None and o.dtype == "i32"
-    )
     p = product(case.site)
-    read, bm = min(max(rows, 0), p.m), sm90_gemm.Tile.of(case.config, p).bm
+    read, bm = min(max(harness.counted(case, operands), 0), p.m), sm90_gemm.Tile.of(case.config, p).bm
     harness.check_counted(gpu, case, operands, read, min(math.ceil(read / bm) * bm, p.m))
 
 

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels import sm90_turned_gemm as turned
 from frtc.kernels.catalog import CATALOG
-from frtc.kernels.cubin import parameters_of
 from frtc.kernels.spec import Config, Operand, Site
 from frtc.kernels.targets import Target, load_targets
 from tests.kernels import harness
@@ -113,12 +111,7 @@ def test_even_and_odd_rows_cover_w() -> None:
     """Accumulators of rows r and r + 8 of each sixteen are two columns side by side."""
     site = linear(65, 128, 64)
     (stage,) = KERNELS["linear"].stages(site, KERNELS["linear"].configs(site, HOPPER)[0], HOPPER)
-    _, eight, two, sixteen, many = stage.tensormaps[1].extents
-    steps = [step // (64 * 2) for step in stage.tensormaps[1].strides]
-    rows = [
-        r * steps[0] + o * steps[1] + h * steps[2] + j * steps[3]
-        for j in range(many) for h in range(sixteen) for o in range(two) for r in range(eight)
-    ]  # fmt: skip
+    rows = harness.rows_in_order(stage.tensormaps[1], 2)
     assert sorted(rows) == list(range(128))
     assert all(rows[16 * s + r + 8] == rows[16 * s + r] + 1 == 16 * s + 2 * r + 1 for s in range(8) for r in range(8))
     assert stage.tensormaps[1].box[1:] == (8, 2, 2, 4) and math.prod(stage.tensormaps[1].box[1:]) == turned.COLUMNS
@@ -180,19 +173,13 @@ def test_configs_fit() -> None:
 
 def test_cubins() -> None:
     """Nothing spills, memory is as the estimate says, parameters as listed."""
-    jobs = {}
+    found = []
     for site in (*DOWN, *AWKWARD[:16:2], AWKWARD[16]):
         kernel = KERNELS[site.op]
         for config in sorted(kernel.configs(site, HOPPER), key=lambda c: -c["ROWS"])[:2]:
-            (stage,) = kernel.stages(site, config, HOPPER)
-            jobs[Job.of(stage, HOPPER)] = stage
-    for (job, stage), cubin in zip(jobs.items(), compile_all(list(jobs)), strict=True):
-        used = cubin.resources
-        assert used.local == 0 and used.registers <= 168, f"{job.entry}: {used}"
-        assert used.smem + stage.smem <= HOPPER.smem_per_block
-        sizes = tuple({"tensormap": 128, "i32": 4, "f32": 4}.get(p.kind, 8) for p in stage.params)
-        assert parameters_of(cubin.image, cubin.symbol) == sizes, job.entry
-        assert f"TurnedTile<{stage.tensormaps[0].box[1]}, " in job.entry
+            found += kernel.stages(site, config, HOPPER)
+    harness.examine(found, HOPPER, registers=168)
+    assert all(f"TurnedTile<{stage.tensormaps[0].box[1]}, " in stage.entry for stage in found)
 
 
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
@@ -282,11 +269,8 @@ def test_sabotaged(gpu: Gpu, case: harness.Case) -> None:
 @pytest.mark.parametrize("case", COUNTED, ids=str)
 def test_rows_that_nothing_reads(gpu: Gpu, case: harness.Case) -> None:
     operands = harness.operands_of(case)
-    (rows,) = (
-        int(v) for o, v in zip(case.site.operands, operands, strict=True) if o and v is not None and o.dtype == "i32"
-    )
     m, height = case.site.results[0].shape[-2], case.config["ROWS"]
-    read = min(max(rows, 0), m)
+    read = min(max(harness.counted(case, operands), 0), m)
     harness.check_counted(gpu, case, operands, read, min(math.ceil(read / height) * height, m))
 
 

@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frtc.codegen.nvrtc import Job, compile_all
 from frtc.kernels import smxx_linear_f32, smxx_tf32_gemm
 from frtc.kernels.catalog import CATALOG, Choice
-from frtc.kernels.cubin import parameters_of
 from frtc.kernels.moments import as_linear
 from frtc.kernels.product import Product, product_of
 from frtc.kernels.spec import Operand, Site, Stage
@@ -137,24 +135,16 @@ def test_warps_that_store_together_share_no_row() -> None:
     assert plain.grid == (3, 8, 1) and "smxx_dot_f32<float, float, 4," in plain.entry
 
 
-def examine(target: Target, found: list[Stage]) -> None:
-    jobs = {Job.of(stage, target): stage for stage in found}
-    for (job, stage), cubin in zip(jobs.items(), compile_all(list(jobs)), strict=True):
-        assert not cubin.resources.local, job.entry
-        assert cubin.resources.smem + stage.smem <= target.smem_per_block
-        sizes = tuple({"i32": 4, "f32": 4}.get(p.kind, 8) for p in stage.params)
-        assert parameters_of(cubin.image, cubin.symbol) == sizes, job.entry
-
-
 @pytest.mark.parametrize("target", COMPILED)
 def test_cubins_do_not_spill(target: Target) -> None:
-    examine(target, [stage for site in (SECOND, MAKES[4], LAST, READS[3]) for stage in stages_of(site, target)])
+    found = [stage for site in (SECOND, MAKES[4], LAST, READS[3]) for stage in stages_of(site, target)]
+    harness.examine(found, target)
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 def test_a_step_compiles_for_every_target(target: Target) -> None:
     chosen = [(site, CATALOG.select(site, target, target.families())) for site in (FIRST, SECOND, LAST)]
-    examine(target, [stage for site, c in chosen for stage in c.kernel.stages(site, c.config, target)])
+    harness.examine([stage for site, c in chosen for stage in c.kernel.stages(site, c.config, target)], target)
 
 
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
