@@ -146,6 +146,18 @@ def times(replay: Callable[[], object], stream: Any, counts: Counts, count: int)
     return Spread.of(samples[counts.warm_up :])
 
 
+def replay_of(executor: Executor) -> Callable[[], object]:
+    """One inference on the inputs that its memory has; the emulator's copies them."""
+    return executor.replay if isinstance(executor, Session) else executor.run
+
+
+def full_prompt(executor: Executor, tokens: int, stream: Any, counts: Counts) -> Spread:
+    """Replays with as many valid tokens as the budget has."""
+    executor.set("n", np.array(tokens, np.int32))
+    executor.run()  # a replay copies no inputs
+    return times(replay_of(executor), stream, counts, counts.replays)
+
+
 def ours(shape: Shape, device: str, counts: Counts, count: int, profiled: bool) -> dict[str, Any]:
     """One Plan: `count` replays and as many inferences from host to host, from the model's inputs and from raw frames,
     its stages, its classes of kernels."""
@@ -157,17 +169,14 @@ def ours(shape: Shape, device: str, counts: Counts, count: int, profiled: bool) 
             "plan_id": plan.plan_id,
             "graph_nodes": graph_nodes(plan.program),
         }
-        replay = executor.replay if isinstance(executor, Session) else executor.run
-        row["device_us"] = times(replay, stream, counts, count).row()
+        row["device_us"] = times(replay_of(executor), stream, counts, count).row()
         row["gpu"] = report.gpu() if stream else {}  # still warm: clocks under load
         row["host_us"] = Spread.of([took_us(executor.run) for _ in range(count)]).row()
         timed = executor.time(counts.parts).parts
         row["parts_us"] = {name: part.row() for name, part in timed.items()}
         row["stages"] = stages_of(plan.program, timed)
         if shape.prompt > row["valid"]:
-            executor.set("n", np.array(shape.prompt, np.int32))
-            executor.run()  # a replay copies no inputs
-            row["full_us"] = times(replay, stream, counts, counts.replays).row()
+            row["full_us"] = full_prompt(executor, shape.prompt, stream, counts).row()
         found = profile(executor) if profiled and isinstance(executor, Session) else None
         row["classes"] = classes_of(plan.program, found)
         row["frames_us"] = from_frames(plan, executor, count, min(counts.warm_up, 50))  # last: it sets other inputs

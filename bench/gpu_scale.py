@@ -26,7 +26,7 @@ import torch
 
 from bench import report
 from bench.full_model import ARCH, STATIC, Shape, model_of, observation
-from bench.gpu_bench import REHEARSAL, Counts, times
+from bench.gpu_bench import REHEARSAL, Counts, full_prompt, replay_of, times
 from bench.gpu_model import graph_nodes
 from bench.sites import precision_of
 from frtc.codegen.build import build
@@ -135,14 +135,11 @@ def measured(case: Case, made: Compiled, device: str, counts: Counts) -> dict[st
         executor.run()
         (output,) = executor.outputs
         assert np.isfinite(executor.get(output)).all(), f"{case.label}: actions are not finite"
-        replay = executor.replay if isinstance(executor, Session) else executor.run
-        device_us = times(replay, stream, counts, counts.replays).row()
+        device_us = times(replay_of(executor), stream, counts, counts.replays).row()
         parts = executor.time(counts.parts, warm_up=1).parts
         row = row_of(case, made, device_us, {name: spread.row()["p50"] for name, spread in parts.items()})
         if case.shape.prompt > VALID:
-            executor.set("n", np.array(case.shape.prompt, np.int32))
-            executor.run()  # a replay copies no inputs
-            row["full_us"] = times(replay, stream, counts, counts.replays).row()
+            row["full_us"] = full_prompt(executor, case.shape.prompt, stream, counts).row()
     return row
 
 

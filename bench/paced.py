@@ -21,7 +21,7 @@ import torch
 
 from bench import report
 from bench.frames_times import spreads
-from bench.gpu_bench import Counts, times
+from bench.gpu_bench import Counts, replay_of, times
 from frtc import observation
 from frtc.policy import Policy
 from frtc.runtime.emulator import Emulator
@@ -68,8 +68,7 @@ def measured(path: Path, device: str, replays: int, rate: float, count: int) -> 
         for _ in range(WARM_UP if stream else 1):
             policy.infer(next(source))
         rows = [paced(policy, 0.0, count), paced(policy, rate, count)]
-        replay = executor.replay if isinstance(executor, Session) else executor.run
-        spread = times(replay, stream, Counts(warm_up=WARM_UP if stream else 0), replays)
+        spread = times(replay_of(executor), stream, Counts(warm_up=WARM_UP if stream else 0), replays)
     about = {"plan_id": plan.plan_id, "target": plan.program.target.name}
     return about | {"replays": {"count": replays} | spread.row(), "inferences": rows}
 
